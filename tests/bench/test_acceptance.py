@@ -18,7 +18,7 @@ from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategies.prompt_lookup import PromptLookup
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.planning.cost_model import StepCosts, drafter_seconds, measure_step_costs, step_seconds
-from jaxinfer.results import GenerationStats
+from jaxinfer.results import GenerationResult, GenerationStats
 
 LOOKUP = "prompt_lookup:num_draft_tokens=4"
 ENTRIES = [
@@ -222,3 +222,32 @@ def test_mistakes_are_one_line(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     _, _, err = bench("--strategies", LOOKUP, "--chart", str(tmp_path / "x.png"))
     assert "jaxinfer[bench]" in err
+
+
+def test_a_measurement_that_was_cut_short_goes_on(bench, tmp_path, monkeypatch):
+    """Only what is missing is measured, and what was being written at the end; other files are refused."""
+    kept, runs = tmp_path / "kept.jsonl", []
+    asked = ("--strategies", LOOKUP, "--batch", "1", "--json", "--resume")
+
+    def generated(lm, prompts, *, strategy, **options):
+        runs.append(strategy.name)
+        (prompt,) = prompts
+        return [GenerationResult(None, "", (), (), "length", stats(20, 8 + len(prompt) % 3, 8.0, 12, (5, 2)))]
+
+    monkeypatch.setattr(LanguageModel, "generate", generated)
+    first = json.loads(bench(*asked, str(kept))[1])
+    lines = kept.read_text().splitlines(keepends=True)
+    assert (len(lines), len(runs)) == (3, 3 * 2 * 2)
+    assert json.loads(bench(*asked, str(kept))[1]) == first
+    assert len(runs) == 12
+    kept.write_text("".join(lines[:2]) + lines[2][:50])
+    assert json.loads(bench(*asked, str(kept))[1]) == first
+    assert len(runs) == 12 + 2 * 2
+    assert kept.read_text().splitlines(keepends=True)[3:] == lines[2:]
+    assert json.loads(bench(*asked, str(kept))[1]) == first
+    bench("--strategies", "prompt_lookup", *asked[2:], str(kept))
+    assert len(runs) == 16 + 12
+    kept.write_text("# notes\n" * 3)
+    for file, mend in ((kept, "line 1 is no group"), (tmp_path / "nowhere" / "kept.jsonl", "there is no folder")):
+        code, _, error = bench(*asked, str(file))
+        assert (code, mend in error) == (2, True)

@@ -4,6 +4,7 @@ import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import jax
 
@@ -79,11 +80,28 @@ class AcceptanceReport:
     batches: tuple[BatchReport, ...]
 
 
-class AcceptanceRun:
-    """A measurement in progress. It can be reported at any time, for example after an interrupt."""
+class Kept(Protocol):
+    """Groups that an earlier run has measured; see `jaxinfer.bench.acceptance.kept_groups`."""
 
-    def __init__(self, model: LanguageModel, samples: Sequence[Sample], workload: Workload) -> None:
-        self.model, self.samples, self.workload = model, samples, workload
+    def find(self, prompts: Sequence[Sequence[int]], num_new: int) -> Group | None:
+        """Return what was measured with these prompts."""
+        ...
+
+    def add(self, prompts: Sequence[Sequence[int]], num_new: int, group: Group) -> None:
+        """Keep a group."""
+        ...
+
+
+class AcceptanceRun:
+    """A measurement in progress. It can be reported at any time, for example after an interrupt.
+
+    What is ``kept`` is not measured again.
+    """
+
+    def __init__(
+        self, model: LanguageModel, samples: Sequence[Sample], workload: Workload, kept: Kept | None = None
+    ) -> None:
+        self.model, self.samples, self.workload, self._kept = model, samples, workload, kept
         self.groups: list[Group] = []
         self.costs: dict[int, StepCosts] = {}
         self.drafters: dict[tuple[int, str], float] = {}
@@ -142,6 +160,11 @@ class AcceptanceRun:
 
     def _run_group(self, batch: int, rows: Sequence[Sample], num_new: int, advance: Callable[[str], None]) -> Group:
         prompts = [list(sample.tokens) for sample in rows]
+        known = None if self._kept is None else self._kept.find(prompts, num_new)
+        if known is not None:
+            for name in [*self.strategies] * self.workload.repeats:
+                advance(f"batch {batch}, {name}")
+            return known
         stats: dict[str, tuple[GenerationStats, ...]] = {}
         seconds: dict[str, list[float]] = {name: [] for name in self.strategies}
         for _ in range(self.workload.repeats):
@@ -149,12 +172,15 @@ class AcceptanceRun:
                 stats[name] = self._run_warm(prompts, name)
                 seconds[name].append(stats[name][0].decode_seconds)
                 advance(f"batch {batch}, {name}")
-        return Group(
+        group = Group(
             batch,
             tuple(sample.category for sample in rows[:num_new]),
             stats,
             {name: statistics.median(found) for name, found in seconds.items()},
         )
+        if self._kept is not None:
+            self._kept.add(prompts, num_new, group)
+        return group
 
     def _run_warm(self, prompts: list[list[int]], name: str) -> tuple[GenerationStats, ...]:
         for _ in range(_MOST_WARMUPS):

@@ -61,6 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=(1, 2, 4, 8, 16, 32, 64),
         help="measure the cost of steps with so many nodes, for the predicted speed-up (default: 1,2,4,8,16,32,64)",
     )
+    parser.add_argument(
+        "--resume",
+        metavar="FILE.jsonl",
+        type=Path,
+        help="keep each group of prompts there as soon as it is measured, and do not measure those that it has",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--chart", metavar="FILE", type=Path, help="draw a chart to a .png or .svg file")
     parser.add_argument(
@@ -94,6 +100,7 @@ def run(options: argparse.Namespace) -> int:
     specs = split_strategies(options.strategies)
     entries = _read(options)
     # Imported here: a mistake in the options is told before JAX is waited for.
+    from jaxinfer.bench.acceptance.kept_groups import KeptGroups
     from jaxinfer.bench.acceptance.measure import AcceptanceRun, Sample, Workload, pick
     from jaxinfer.bench.chart_file import check_chart
     from jaxinfer.cli.loading import load_model
@@ -113,9 +120,13 @@ def run(options: argparse.Namespace) -> int:
         ids = model.encode_chat([{"role": "user", "content": text}]) if is_chat else model.tokenizer.encode(text)
         samples.append(Sample(tuple(ids), category))
     sizes = (options.batch, options.max_new_tokens, options.repeats)
-    running = AcceptanceRun(
-        model, pick(samples, options.per_category), Workload(tuple(specs), *sizes, sampling, options.nodes)
-    )
+    workload = Workload(tuple(specs), *sizes, sampling, options.nodes)
+    kept = None
+    if options.resume is not None:
+        # Batch sizes are those of the groups themselves.
+        same = dataclasses.replace(workload, batches=())
+        kept = KeptGroups(options.resume, f"{model.fingerprint} {model.backend} {same}")
+    running = AcceptanceRun(model, pick(samples, options.per_category), workload, kept)
     try:
         with count_progress("acceptance", running.num_runs) as advance:
             running.measure(advance)
