@@ -64,5 +64,5 @@ def test_text_and_steps_are_those_of_a_draft_model_that_waits(mesh, devices):
 
 def test_where_no_device_is_left_it_says_so():
     lm = model(f"tensor={len(jax.devices()) // 2},data=2")
-    with pytest.raises(InvalidOption, match=r"devices=2, but the target leaves 0 of \d+: give it a smaller mesh"):
+    with pytest.raises(InvalidOption, match=r"devices=2, but the target leaves 0 of \d+: build its mesh of fewer"):
         lm.resolve(drafter("devices=2"))
