@@ -20,7 +20,7 @@ def spare_devices(target: Target, count: int) -> Partitioner:
     spare = [device for device in jax.local_devices() if device not in taken]
     if len(spare) < count:
         raise InvalidOption(
-            f"draft_model: devices={count}, but the target leaves {len(spare)} of {len(jax.local_devices())}: build its "
-            "mesh of fewer, as in MeshConfig(tensor=4).build(jax.devices()[:4]), or leave devices= out"
+            f"draft_model: devices={count}, but the target leaves {len(spare)} of {len(jax.local_devices())}: build "
+            "its mesh of fewer, as in MeshConfig(tensor=4).build(jax.devices()[:4]), or leave devices= out"
         )
     return Partitioner(MeshConfig(tensor=count).build(spare[:count]))
