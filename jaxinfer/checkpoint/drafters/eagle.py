@@ -39,10 +39,7 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 # The EAGLE project's own files are pickled, and transformers knows no model for them.
 _PICKLED = "pytorch_model.bin"
-_MEND = (
-    'in the folder, where torch is installed, run: python -c "import torch; from safetensors.torch import save_file; '
-    f"save_file(torch.load('{_PICKLED}', weights_only=True), '{WEIGHTS}')\""
-)
+_MEND = "convert them by the line in jaxinfer/checkpoint/README.md"
 _FINGERPRINT = "base_fingerprint"
 _NESTED, _DESCRIBED = "eagle_config", "transformer_layer_config"
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")

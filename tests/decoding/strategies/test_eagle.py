@@ -271,5 +271,8 @@ def test_what_is_missing_is_told(trained_model, folders, tmp_path):
         trained_model.resolve(f"eagle:heads={tmp_path / 'nowhere'}")
     pickled = write_published(tmp_path / "p", trained_model.config.model_dim, trained_model.config.vocab_size, 3)
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
-    with pytest.raises(InvalidCheckpoint, match=r"pickled weights can run any code.*python -c .*weights_only=True"):
+    with pytest.raises(
+        InvalidCheckpoint,
+        match=r"pickled weights can run any code.*convert them by the line in jaxinfer/checkpoint/README.md",
+    ):
         trained_model.resolve(f"eagle:heads={pickled}")
