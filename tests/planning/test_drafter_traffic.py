@@ -88,7 +88,8 @@ def test_a_step_reads_target_and_drafter_and_little_else(spec, config, where, pa
     print(f"{spec} {topology}: {moved / 1e9:.2f} GB, {target / 1e9:.2f} + {passes} x {drafter / 1e9:.3f} GB")
     assert target < moved < 1.1 * (target + passes * drafter)
     assert program.alias_bytes >= program.cache_bytes, largest_buffers(program.hlo)
-    assert program.temporary_bytes < 0.1 * program.cache_bytes + 2**25, largest_buffers(program.hlo)
+    # Beside what is fetched ahead into vector memory, of which there are 128 MiB.
+    assert program.temporary_bytes < 0.1 * program.cache_bytes + 2**27, largest_buffers(program.hlo)
 
 
 def test_the_first_pass_of_a_chain_stands_before_the_loop():
