@@ -96,9 +96,7 @@ def load(
     check_few_bits(few_bits, backend)
     check_form(few_bits, activations, config)
     partitioner.check(config)
-    check_sparsity(config, backend, partitioner)
-    if sparsity is not None and weights is not None:
-        raise InvalidOption(f"sparsity {sparsity!r} does not go with weights {weights!r} yet: leave out one of them")
+    check_sparsity(config, backend, partitioner.mesh, few_bits)
     times.open_seconds = clock.lap()
     tokenizer = None
     with suppress(InvalidTokenizer):  # token ids need none; the first text says what is wrong with it

@@ -15,6 +15,7 @@ from jaxinfer.checkpoint.matrix_readers import choose_reader
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import InvalidOption
 from jaxinfer.kept.folder import KeptFolder
+from jaxinfer.model_sparsity import check_stored
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import abstract_params
 from jaxinfer.models.families.family import TensorNames
@@ -123,6 +124,7 @@ def read_params(
     """Return the parameters of a checkpoint; ``kept`` is a folder in which converted ones are kept, or None."""
 
     reader = choose_reader(checkpoint, few_bits, backend, is_split=partitioner.mesh is not None)
+    check_stored(checkpoint, names, config, backend, partitioner, reader)
 
     def convert() -> Params:
         params = partitioner.load_params(checkpoint, names, config, backend, progress, reader)

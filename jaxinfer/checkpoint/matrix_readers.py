@@ -80,13 +80,10 @@ class StoredReader:
 
     def read(self, checkpoint: Checkpoint, leaf: Leaf, read_plainly: Any) -> QuantizedArray | None:
         """Return a kernel or a table in few bits, None for a parameter that is plain, or becomes so."""
-        tensors = checkpoint.tensors
-        assert isinstance(tensors, QuantizedSource)
-        stored = tensors.forms()
-        names = [part.tensor for parts in leaf.sources for part in parts]
-        if not any(name in stored for name in names):
+        tensors, forms = checkpoint.tensors, self._forms(checkpoint, leaf)
+        if forms is None:
             return None
-        forms = [None if (found := stored.get(name)) is None else found.form for name in names]
+        assert isinstance(tensors, QuantizedSource)
         reason = self._reason(leaf, forms)
         if reason is not None:
             self.widened.add(reason)
@@ -104,6 +101,20 @@ class StoredReader:
             cut = list(map(read_part, parts))
             layers.append(cut[0] if len(cut) == 1 else jax.tree.map(lambda *rows: np.concatenate(rows), *cut))
         return join_layers(leaf, layers)
+
+    def keeps(self, checkpoint: Checkpoint, leaf: Leaf) -> bool:
+        """Tell whether `read` would return a parameter in few bits; reads no weights."""
+        forms = self._forms(checkpoint, leaf)
+        return forms is not None and self._reason(leaf, forms) is None
+
+    def _forms(self, checkpoint: Checkpoint, leaf: Leaf) -> list[Format | None] | None:
+        """Return the forms of a parameter's tensors, None for plain numbers or another form; None if none has any."""
+        assert isinstance(checkpoint.tensors, QuantizedSource)
+        stored = checkpoint.tensors.forms()
+        names = [part.tensor for parts in leaf.sources for part in parts]
+        if not any(name in stored for name in names):
+            return None
+        return [None if (found := stored.get(name)) is None else found.form for name in names]
 
     def _reason(self, leaf: Leaf, forms: list[Format | None]) -> str | None:
         """Return why a parameter of tensors of these forms is widened."""

@@ -18,13 +18,14 @@ from jaxinfer.decoding.strategies.autoregressive import Autoregressive
 from jaxinfer.decoding.strategy import Prefilled, Strategy
 from jaxinfer.errors import InvalidOption
 from jaxinfer.jax_setup import without_persistent_cache
+from jaxinfer.model_sparsity import check_sparsity
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.model import Model
 from jaxinfer.models.stages import check_stages
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import choose_backend
-from jaxinfer.ops.sparsity import Sparsity
+from jaxinfer.ops.sparsity import Sparsity, parse_sparsity
 from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.parallel.partitioner import Partitioned, check_axes, check_experts, partition
 from jaxinfer.planning.few_bits import planned_weights
@@ -44,6 +45,8 @@ from jaxinfer.planning.topology import chip_of, topology_mesh
 from jaxinfer.sampling.params import SamplingParams
 
 SINGLE = MeshConfig()
+# What a compiled program calls the kernel of `pallas_kernels.sparse_ffn`.
+SPARSE_KERNEL = "sparse_ffn"
 _USED = re.compile(r"(?:Used |\()([\d.]+)([KMGT]?)(?: of|\) exceeds available)")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -82,6 +85,10 @@ class CompiledProgram:
         """Return the program's instructions, each with its number of enclosing loops and branches; see `walk`."""
         return list(walk(self.hlo, inner_trips))
 
+    def block_products(self) -> list[Instruction]:
+        """Return the kernels that read live blocks alone; their bytes and operations are those of all blocks."""
+        return [instruction for instruction in self.instructions() if instruction.name.startswith(SPARSE_KERNEL)]
+
     def collectives(self) -> list[Instruction]:
         """Return the instructions that send data between devices."""
         return [instruction for instruction in self.instructions() if instruction.collective]
@@ -117,7 +124,7 @@ def compile_programs(
     sampling: SamplingParams | None = None,
     split_activations: bool | None = None,
     compiler_options: Mapping[str, str | bool] | None = None,
-    sparsity: Sparsity | None = None,
+    sparsity: str | Sparsity | None = None,
 ) -> dict[str, CompiledProgram]:
     """Compile ``"prefill"`` and ``"decode"`` for a topology such as ``v5e:2x4``; allocate nothing.
 
@@ -125,8 +132,9 @@ def compile_programs(
     prompts and slots. ``max_len`` is the number of cache slots per row; prefill fills ``prompt_tokens`` of them. If
     ``prompt_tokens`` is None, only decode is compiled. Both programs use the weight layout that decode's compiler
     chooses. Every row has the ``sampling``, whose grammar, if it has one, is a `TokenTable`. ``weights``, ``exact``,
-    ``activations``, ``collectives`` and ``cache_dtype`` are as in `jaxinfer.load`, ``split_activations`` and
-    ``sparsity`` as in `Backend`. Raise InvalidOption if libtpu is missing, the topology does not exist, the model does
+    ``activations``, ``collectives``, ``cache_dtype`` and ``sparsity`` are as in `jaxinfer.load`, which refuses the same
+    combinations; the compiler counts a sparse step's blocks as if all were live. ``split_activations`` is as in
+    `Backend`. Raise InvalidOption if libtpu is missing, the topology does not exist, the model does
     not split or a program does not fit.
     """
     check_mesh(mesh, batch)
@@ -134,12 +142,14 @@ def compile_programs(
     check_experts(config, mesh.expert)
     if prompt_tokens is not None and prompt_tokens > max_len:
         raise InvalidOption(f"prompt_tokens={prompt_tokens} exceeds max_len={max_len}: choose a shorter prompt")
+    strategy, few_bits = strategy or Autoregressive(), planned_weights(weights)
+    split = split_decoder(config, mesh, dtype, exact, cache_dtype, collectives, activations, sparsity)
+    check_sparsity(config, split.backend, mesh.abstract, few_bits)
+    config, backend = split
     devices = topology_mesh(topology, mesh)
-    strategy = strategy or Autoregressive()
-    config, backend = split_decoder(config, mesh, dtype, exact, cache_dtype, collectives, activations, sparsity)
     backend = dataclasses.replace(backend, split_activations=split_activations)
     decoder = Decoder(config, backend)
-    params = placed_params(config, backend, devices, planned_weights(weights))
+    params = placed_params(config, backend, devices, few_bits)
     state = placed_state(config, backend, strategy, batch, max_len, devices, sampling)
     drafter_params = placed_drafter_params(strategy, devices)
     memory = jax.eval_shape(partial(_start, decoder, strategy, prompt_tokens or 1), params, drafter_params, state)
@@ -189,7 +199,7 @@ def split_decoder(
     cache_dtype: str | None = None,
     collectives: str | None = None,
     activations: str | None = None,
-    sparsity: Sparsity | None = None,
+    sparsity: str | Sparsity | None = None,
 ) -> Partitioned:
     """Return the decoder as it is split over the devices of a TPU mesh."""
     backend = choose_backend(
@@ -200,7 +210,7 @@ def split_decoder(
         collectives=collectives,
         activations=activations,
     )
-    return partition(config, dataclasses.replace(backend, sparsity=sparsity), mesh.abstract)
+    return partition(config, dataclasses.replace(backend, sparsity=parse_sparsity(sparsity)), mesh.abstract)
 
 
 def check_mesh(mesh: MeshConfig, batch: int) -> None:

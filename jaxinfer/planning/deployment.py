@@ -11,6 +11,7 @@ from jaxinfer.decoding.programs import PREFILL_CHUNK
 from jaxinfer.decoding.strategies.autoregressive import Autoregressive
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.errors import InvalidOption
+from jaxinfer.model_sparsity import check_sparsity
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.stages import check_stages
 from jaxinfer.ops.backend import choose_backend
@@ -31,7 +32,8 @@ class Deployment:
     """A model, its devices and its load.
 
     ``max_len`` is the most tokens of a row, prompt and output together; prefill is planned for ``prompt_tokens`` of
-    them. ``weights``, ``activations``, ``collectives``, ``exact`` and ``cache_dtype`` are as in `jaxinfer.load`. A
+    them. ``weights``, ``activations``, ``collectives``, ``exact``, ``cache_dtype`` and ``sparsity`` are as in
+    `jaxinfer.load`; ``live_share`` is how many of the blocks of 128 features are live in a step, of all its rows. A
     ``strategy`` other than plain decoding (see `planned_strategy`) adds the plan of its step. ``nodes`` adds instead
     the plan of a step that verifies any tree of so many nodes.
     """
@@ -48,6 +50,8 @@ class Deployment:
     collectives: str | None = None
     exact: str | None = None
     cache_dtype: str | None = None
+    sparsity: str | None = None
+    live_share: float = 1.0
     strategy_spec: str = Autoregressive.name
     nodes: int = 0
 
@@ -72,6 +76,11 @@ class Deployment:
         if self.nodes and self.strategy_spec != Autoregressive.name:
             raise InvalidOption("strategy and nodes both say what to verify: give one of them")
         check_planned(self.activations, self.few_bits, self.config)
+        check_sparsity(self.config, self.split.backend, self.mesh.abstract, self.few_bits)
+        if not 0 < self.live_share <= 1:
+            raise InvalidOption(f"live_share={self.live_share:g} is no share of blocks: choose more than 0, at most 1")
+        if self.live_share < 1 and self.sparsity is None:
+            raise InvalidOption("live_share says which part of a sparse step's blocks is read: name a sparsity too")
         if self.few_bits is not None:
             placed_params(*self.split, self.mesh.abstract, self.few_bits)
         choose_backend(self.dtype, platform="tpu", exact=self.exact, cache_dtype=self.cache_dtype)
@@ -107,7 +116,7 @@ class Deployment:
     @cached_property
     def split(self) -> Partitioned:
         """The decoder as it is split over the devices, padded where it does not split evenly."""
-        asked = self.exact, self.cache_dtype, self.collectives, self.activations
+        asked = self.exact, self.cache_dtype, self.collectives, self.activations, self.sparsity
         return split_decoder(self.config, self.mesh, self.dtype, *asked)
 
     @cached_property
@@ -141,6 +150,7 @@ class Deployment:
             collectives=self.collectives,
             exact=self.exact,
             cache_dtype=self.cache_dtype,
+            sparsity=self.sparsity,
             prompt_tokens=self.padded_prompt_tokens if strategy is None else None,
             strategy=strategy,
         )

@@ -1,18 +1,20 @@
 """Counts, without a compiler, the memory and the least work of a deployment."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 
 from jaxinfer.decoding.fixed_rows import step_headroom
 from jaxinfer.decoding.programs import prefill_chunk
+from jaxinfer.models.active_columns import feed_forward_kernels
 from jaxinfer.models.cache_rows import cached_width
 from jaxinfer.models.config import DecoderConfig, Experts
 from jaxinfer.models.decoder import create_cache
-from jaxinfer.models.layers import expert_stacks
+from jaxinfer.models.layers import BLOCKS, KERNEL, TRANSPOSED_KERNEL, expert_stacks
 from jaxinfer.models.pipeline import pass_schedule
 from jaxinfer.models.stages import Schedule
+from jaxinfer.notation import Params
 from jaxinfer.ops.logical_axes import split_rows
 from jaxinfer.planning.deployment import Deployment
 from jaxinfer.planning.exchange import count_exchange
@@ -29,8 +31,9 @@ class Footprint:
     output matrix, a step reads only a few rows. ``block_bytes`` are the weights of the layers, or of one stage's
     layers, ``block_weights`` the number of those that each token is multiplied with. ``multiplied_weights`` counts the
     output matrix too. ``expert_bytes`` are those of the experts, of which a pass reads a part, and ``expert_weights``
-    the number of their weights that a token is expected to be multiplied with. ``state_bytes`` holds the tokens and the
-    rest of the decoding state.
+    the number of their weights that a token is expected to be multiplied with. ``dead_bytes`` and ``dead_weights`` are
+    those of feed-forward layers that a sparse step leaves out, by the plan's live share. ``state_bytes`` holds the
+    tokens and the rest of the decoding state.
     """
 
     weights_bytes: int
@@ -43,6 +46,8 @@ class Footprint:
     expert_bytes: int = 0
     expert_weights: int = 0
     experts: Experts | None = None
+    dead_bytes: int = 0
+    dead_weights: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -65,6 +70,7 @@ def count_footprint(deployment: Deployment) -> Footprint:
     looked_up = sum(device_bytes(params[name]) for name in tables)
     head, blocks = (params[name] for name in ("embed" if config.tied_embeddings else "head", "blocks"))
     stacks, active = expert_stacks(blocks), device_weights(blocks)
+    sparse = _read_by_blocks(blocks) if backend.reads_live_blocks else {}
     held = chosen = 0
     if config.experts is not None:
         held = device_weights({"stacks": stacks})
@@ -80,7 +86,18 @@ def count_footprint(deployment: Deployment) -> Footprint:
         expert_bytes=device_bytes(stacks),
         expert_weights=chosen,
         experts=config.experts,
+        dead_bytes=round((1 - deployment.live_share) * device_bytes(sparse)),
+        dead_weights=round((1 - deployment.live_share) * device_weights(sparse)),
     )
+
+
+def _read_by_blocks(blocks: Params) -> Params:
+    """Return the kernels of which a sparse step reads live blocks alone: the gate, or what has none, says which."""
+    return {
+        f"{name}.{part}": mlp[part][KERNEL if KERNEL in mlp[part] else TRANSPOSED_KERNEL]
+        for name, mlp in feed_forward_kernels({BLOCKS: blocks}).items()
+        for part in (("up", "down") if "gate" in mlp else ("down",))
+    }
 
 
 def pipeline_schedule(deployment: Deployment, tokens: int) -> Schedule:
@@ -96,7 +113,8 @@ def pipeline_schedule(deployment: Deployment, tokens: int) -> Schedule:
 
 def decode_floor(footprint: Footprint, num_tokens: int = 1) -> int:
     """Return the bytes that a step of so many nodes must read: the weights that it needs and the cache, once."""
-    return footprint.read_bytes - footprint.unread_bytes(num_tokens) + footprint.cache_bytes
+    unread = footprint.unread_bytes(num_tokens) + footprint.dead_bytes
+    return footprint.read_bytes - unread + footprint.cache_bytes
 
 
 def prefill_floor(deployment: Deployment, footprint: Footprint) -> int:
@@ -111,7 +129,10 @@ def estimate_step(deployment: Deployment, footprint: Footprint, nodes: int = 1) 
     """Return the least work of one step that verifies ``nodes`` nodes per row after a full cache."""
     rows = deployment.rows // _row_devices(deployment)
     attended = _seen(deployment.split.config, deployment.num_slots) // deployment.mesh.sequence
-    return _pass(deployment, footprint, footprint.cache_bytes, rows, nodes, attended, rows * nodes)
+    work = _pass(deployment, footprint, footprint.cache_bytes, rows, nodes, attended, rows * nodes)
+    dead = footprint.dead_bytes * pipeline_schedule(deployment, nodes).ticks
+    dead_flops = 2 * rows * nodes * footprint.dead_weights
+    return replace(work, hbm_bytes=work.hbm_bytes - dead, flops=work.flops - dead_flops)
 
 
 def estimate_prefill(deployment: Deployment, footprint: Footprint) -> Work:

@@ -103,13 +103,15 @@ def device_bytes(structs: Any) -> int:
 
 
 def device_weights(params: Params) -> int:
-    """Return the number of weights that one device holds, in whatever bits."""
-    return sum(
-        math.prod(leaf.codes.sharding.shard_shape(leaf.codes.shape)) * _bits(leaf.codes.dtype) // leaf.form.bits
-        if isinstance(leaf, QuantizedArray)
-        else math.prod(leaf.sharding.shard_shape(leaf.shape))
-        for leaf in jax.tree.leaves(params, is_leaf=is_quantized)
-    )
+    """Return the number of weights that one device multiplies by, in whatever bits; of sparse ones, all."""
+
+    def held(leaf: Any) -> int:
+        if not isinstance(leaf, QuantizedArray):
+            return math.prod(leaf.sharding.shard_shape(leaf.shape))
+        part = math.prod(leaf.codes.sharding.shard_shape(leaf.codes.shape))
+        return math.prod(leaf.shape) * part // math.prod(leaf.codes.shape)
+
+    return sum(map(held, jax.tree.leaves(params, is_leaf=is_quantized)))
 
 
 def _spec(leaf: Any) -> PartitionSpec:

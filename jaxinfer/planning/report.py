@@ -1,7 +1,7 @@
 """A plan's report: whether a deployment fits, what each program moves and computes, and how fast it could be."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from jaxinfer.decoding.fixed_rows import step_headroom
@@ -83,6 +83,7 @@ class PlanReport:
     """A plan; all bytes are per device.
 
     ``weights`` are the few bits of kernels, None for ``dtype``, and ``activations`` those of what they multiply.
+    ``sparsity`` is which features steps leave out, and ``live_share`` how many of their blocks are taken to be live.
     ``step_rows`` is the number of nodes that steps are filled up to, 1 for none. ``weights_bytes`` and ``cache_bytes``
     are the model's. ``temporaries_bytes`` and ``hbm_total_bytes`` are the largest of any program. ``missing_bytes`` is
     the excess of ``hbm_total_bytes`` over ``hbm_capacity_bytes``. ``drafting`` is of strategies that adapt.
@@ -98,6 +99,8 @@ class PlanReport:
     dtype: str
     weights: str | None
     activations: str | None
+    sparsity: str | None
+    live_share: float
     step_rows: int
     strategy: str
     fits: bool
@@ -141,6 +144,8 @@ def make_plan(deployment: Deployment, notice: Notice = lambda line: None) -> Pla
         dtype=deployment.dtype,
         weights=deployment.weights,
         activations=deployment.activations,
+        sparsity=deployment.sparsity,
+        live_share=deployment.live_share,
         step_rows=deployment.split.backend.fixed_rows,
         strategy=f"{deployment.nodes} nodes" if deployment.nodes else deployment.strategy_spec,
         fits=fits,
@@ -182,6 +187,10 @@ def _program(
         counted = total(program.instructions(inner_trips=drafting_trips(strategy)))
         hops = count_hops(counted.groups, deployment.topology)
         work = Work(counted.hbm_bytes, counted.flops, counted.sent_bytes, counted.collectives, hops)
+        # A prompt's tokens share few dead blocks: the share is that of a step.
+        if not is_prefill and (products := program.block_products()):
+            dead_flops = (1 - deployment.live_share) * sum(each.flops * each.runs for each in products)
+            work = replace(work, hbm_bytes=work.hbm_bytes - footprint.dead_bytes, flops=work.flops - round(dead_flops))
         needed, temporaries = program.total_bytes, program.temporary_bytes
     else:
         work = estimate_prefill(deployment, footprint) if is_prefill else estimate_step(deployment, footprint, nodes)

@@ -156,6 +156,14 @@ def test_what_has_no_sparsity_is_refused_in_one_line(tiny_llama_folder, gated):
         lm.changed({**lm.params, "blocks": blocks}, backend=backend)
 
 
+def test_a_folder_in_few_bits_is_refused_before_its_weights_are_read(tiny_llama_folder, tmp_path):
+    jaxinfer.load(tiny_llama_folder(), weights="int8").save(tmp_path / "int8")
+    read = []
+    with pytest.raises(InvalidOption, match=r"'topk:4' does not go with weights in few bits yet, which .*mlp\.\w+ has"):
+        jaxinfer.load(tmp_path / "int8", sparsity="topk:4", progress=lambda done, total: read.append(done))
+    assert read == []
+
+
 @pytest.mark.slow
 def test_a_folder_with_relu_loads_with_sparsity(tiny_llama_folder):
     folder = tiny_llama_folder(activation="relu")

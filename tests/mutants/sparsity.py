@@ -105,6 +105,13 @@ FAULTS: tuple[Fault, ...] = (
         f"{_TEXTS}::test_what_has_no_sparsity_is_refused_in_one_line",
     ),
     Fault(
+        "weights in few bits are read before sparsity is refused",
+        "jaxinfer/model_params.py",
+        "    check_stored(checkpoint, names, config, backend, partitioner, reader)\n",
+        "",
+        f"{_TEXTS}::test_a_folder_in_few_bits_is_refused_before_its_weights_are_read",
+    ),
+    Fault(
         "infinite weights of down are not looked for",
         "jaxinfer/model_sparsity.py",
         'for part in {"up", "down"} & mlp.keys():',
@@ -176,5 +183,19 @@ FAULTS: tuple[Fault, ...] = (
         "share if share <= most else 1.0",
         "share",
         "tests/bench/test_sparsity.py::test_weights_are_not_read_where_leaving_them_out_pays",
+    ),
+    Fault(
+        "a plan takes a gate's weights for ones that a sparse step leaves out",
+        "jaxinfer/planning/footprint.py",
+        'for part in (("up", "down") if "gate" in mlp else ("down",))',
+        'for part in (("gate", "down") if "gate" in mlp else ("up", "down"))',
+        "tests/planning/test_live_blocks.py::test_a_step_reads_the_live_share_of_up_and_down_or_of_down_alone",
+    ),
+    Fault(
+        "programs are compiled for a sparsity that loading refuses",
+        "jaxinfer/planning/compile.py",
+        "    check_sparsity(config, split.backend, mesh.abstract, few_bits)\n",
+        "",
+        "tests/planning/test_live_blocks.py::test_plans_and_programs_refuse_what_loading_refuses",
     ),
 )

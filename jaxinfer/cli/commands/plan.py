@@ -13,7 +13,9 @@ from jaxinfer.cli.arguments import (
     add_collectives_argument,
     add_exact_argument,
     add_layers_argument,
+    add_sparsity_argument,
     add_weights_argument,
+    positive_number,
     whole_number,
 )
 from jaxinfer.errors import InvalidOption
@@ -39,6 +41,7 @@ _JSON_FIELDS = """
     bound                                     the longest of all four
     tokens, tokens_per_second                 upper bounds
     compile_seconds
+  sparsity, live_share  features that steps leave out, and the part of their blocks that is taken to be live
   step_rows             nodes that every step is filled up to (--exact bits), else 1
   speculation           nodes and depth of the trees, cost of a step over a plain step, and the acceptance rate of a
                         chain from which it gains (null: it never does)
@@ -61,7 +64,18 @@ With --engine, bytes of one device:
     and the others of a program
 """
 # What plans of batches are told, and an engine's is not.
-_OF_BATCHES = ("batch", "collectives", "prompt_tokens", "exact", "strategy", "nodes", "suggest", "plot")
+_OF_BATCHES = (
+    "batch",
+    "collectives",
+    "prompt_tokens",
+    "exact",
+    "sparsity",
+    "live_share",
+    "strategy",
+    "nodes",
+    "suggest",
+    "plot",
+)
 _OF_ENGINES = ("rows", "page_size")
 
 
@@ -105,6 +119,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cache_dtype_argument(parser)
     add_collectives_argument(parser)
     add_exact_argument(parser)
+    add_sparsity_argument(parser)
+    parser.add_argument(
+        "--live-share",
+        metavar="P",
+        type=positive_number,
+        help="with --sparsity: the part of the blocks of 128 features that is live in a step, of all its rows, as "
+        "jaxinfer bench sparsity counts them (default: 1, the most that a step reads)",
+    )
     parser.add_argument("--strategy", metavar="S", help="plan the verification step of this strategy too")
     parser.add_argument("--nodes", metavar="M", type=whole_number(2), help="plan the verification of any M nodes too")
     parser.add_argument("--suggest", action="store_true", help="search for meshes that fit, the fastest first")
@@ -154,6 +176,8 @@ def run(options: argparse.Namespace) -> int:
         cache_dtype=options.cache_dtype,
         collectives=options.collectives,
         exact=options.exact,
+        sparsity=options.sparsity,
+        live_share=1.0 if options.live_share is None else options.live_share,
         strategy_spec=options.strategy or "autoregressive",
         nodes=options.nodes or 0,
     )

@@ -32,6 +32,8 @@ def plan_lines(model: str, report: "PlanReport") -> list[str]:
     devices = f"{report.num_devices} device{'s' if report.num_devices > 1 else ''}"
     dtype = report.dtype if report.weights is None else f"{report.dtype}, weights in {report.weights},"
     dtype += "" if report.activations is None else f" activations in {report.activations},"
+    if report.sparsity is not None:
+        dtype += f", sparsity {report.sparsity} with {report.live_share:.0%} of blocks live in a step,"
     lines = [
         f"{model} in {dtype} on {report.topology}, {devices} as {report.mesh}: batch {report.batch}, "
         f"{report.max_len} tokens a row, prompts of {report.prompt_tokens}"
