@@ -23,6 +23,8 @@ def test_a_fact_stands_where_it_is_said_to_and_the_end_asks_for_it(depth):
     assert 290 <= len(words) <= 300
     assert abs(words.index(f"{name}={found.answer}.") / len(words) - depth) < 0.05
     assert sum("=" in word for word in words) == 9
+    alone = haystack(300, lambda sentence: len(sentence.split()), depth, seed=3, others=0).prompt
+    assert sum("=" in word for word in alone.split()) == 2
     assert haystack(300, lambda sentence: len(sentence.split()), depth, seed=3) == found
 
 
@@ -51,7 +53,12 @@ def test_the_best_keys_of_even_attention_hold_their_share():
 @pytest.mark.exhaustive
 def test_the_command_reports_every_cache(tiny_llama_folder, capsys, tmp_path):
     arguments = ["bench", "needle", "--model", str(tiny_llama_folder()), "--lengths", "512", "--budgets", "64,128"]
-    assert main([*arguments, "--depths", "2", "--texts", "1", "--json", "--chart", str(tmp_path / "x.svg")]) == 0
+    assert (
+        main(
+            [*arguments, "--depths", "2", "--texts", "1", "--others", "0", "--json", "--chart", str(tmp_path / "x.svg")]
+        )
+        == 0
+    )
     report = json.loads(capsys.readouterr().out)
     assert [point["budget"] for point in report["points"]] == [512, 64, 64, 128, 128]
     assert all(point["texts"] == 2 and point["seconds"] > 0 for point in report["points"])
@@ -64,6 +71,7 @@ def test_mistakes_are_one_line(capsys, tiny_llama_folder):
     for arguments, told in (
         (["--budgets", "40"], "--budgets: 40 is not a multiple of 32"),
         (["--budgets", "1024"], "--budgets: 1024 is no less than a text of 1024 tokens"),
+        (["--others", "24"], "--others: a text has at most 23 facts that nothing asks for"),
         (["--cache", "paged"], "--cache paged: bench needle compares caches; leave it out"),
         (["--lengths", "1020", *model], "texts of 1020 tokens and 16 more do not fit the context of 1024"),
     ):

@@ -29,6 +29,9 @@ SECRETS = (
 _WHO = ("farmer", "teacher", "sailor", "doctor", "baker", "painter", "singer", "driver")
 _DOES = ("walks", "runs", "looks", "comes", "sits", "waits", "sleeps", "talks")
 _WHERE = ("river", "house", "garden", "market", "bridge", "forest", "school", "harbour")
+# Facts that nothing asks for; there are no more than this many names.
+OTHERS = 7
+MOST_OTHERS = len(NAMES) - 1
 _HOW = ("near", "behind", "beside", "towards")
 
 
@@ -56,7 +59,7 @@ def plain_sentence(rng: np.random.Generator) -> str:
     return f"The {who} {does} {how} the {where}."
 
 
-def haystack(length: int, count: Callable[[str], int], depth: float, seed: int, others: int = 7) -> Haystack:
+def haystack(length: int, count: Callable[[str], int], depth: float, seed: int, others: int = OTHERS) -> Haystack:
     """Make a text of at most ``length`` tokens with a fact at a share ``depth`` of it, and ``others`` anywhere.
 
     ``count`` gives the tokens of a sentence.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import jax
 
-from jaxinfer.bench.needle.haystack import Haystack, haystack
+from jaxinfer.bench.needle.haystack import OTHERS, Haystack, haystack
 from jaxinfer.bench.needle.mass import attention_mass, check_counted
 from jaxinfer.cache.layouts import DENSE, CacheLayout, RetrievalLayout, StreamingLayout
 from jaxinfer.errors import InvalidOption
@@ -50,7 +50,10 @@ class Point:
 
 @dataclass(frozen=True)
 class NeedleReport:
-    """``mass`` is the share of attention that the ``mass_share`` best keys of a text hold, by layer."""
+    """``mass`` is the share of attention that the ``mass_share`` best keys of a text hold, by layer.
+
+    Texts have ``others`` facts besides the one that they ask for.
+    """
 
     model: str
     dtype: str
@@ -60,6 +63,7 @@ class NeedleReport:
     mass_length: int
     mass_share: float
     mass: tuple[float, ...]
+    others: int = OTHERS
 
 
 def layouts(budgets: Sequence[int]) -> list[tuple[str, str, CacheLayout, int | None]]:
@@ -95,10 +99,14 @@ def measure_needles(
     depths: Sequence[float],
     texts: int,
     advance: Callable[[str], None] = lambda way: None,
+    others: int = OTHERS,
 ) -> NeedleReport:
-    """Ask ``texts`` texts for each depth and length; budgets are multiples of `BUDGET_UNIT`, lengths longer."""
+    """Ask ``texts`` texts for each depth and length; budgets are multiples of `BUDGET_UNIT`, lengths longer.
+
+    A text has ``others`` facts that nothing asks for.
+    """
     points = []
-    stacks = {length: _haystacks(model, length, depths, texts) for length in lengths}
+    stacks = {length: _haystacks(model, length, depths, texts, others) for length in lengths}
     for way, spec, layout, budget in layouts(budgets):
         lm = model.changed(model.params, cache=layout)
         for length in lengths:
@@ -107,7 +115,7 @@ def measure_needles(
     longest = max(lengths)
     mass = attention_mass(model, model.tokenizer.encode(stacks[longest][0].prompt), MASS_SHARE, _MASS_QUERIES)
     device, dtype, cores = jax.devices()[0].device_kind, str(model.backend.param_dtype), os.cpu_count() or 1
-    return NeedleReport(name, dtype, device, cores, tuple(points), longest, MASS_SHARE, mass)
+    return NeedleReport(name, dtype, device, cores, tuple(points), longest, MASS_SHARE, mass, others)
 
 
 def num_runs(lengths: Sequence[int], budgets: Sequence[int]) -> int:
@@ -115,12 +123,12 @@ def num_runs(lengths: Sequence[int], budgets: Sequence[int]) -> int:
     return len(lengths) * len(layouts(budgets))
 
 
-def _haystacks(model: LanguageModel, length: int, depths: Sequence[float], texts: int) -> list[Haystack]:
+def _haystacks(model: LanguageModel, length: int, depths: Sequence[float], texts: int, others: int) -> list[Haystack]:
     def count(sentence: str) -> int:
         return len(model.tokenizer.encode(f" {sentence}"))
 
     return [
-        haystack(length, count, depth, seed=1000 * index + text)
+        haystack(length, count, depth, 1000 * index + text, others)
         for index, depth in enumerate(depths)
         for text in range(texts)
     ]

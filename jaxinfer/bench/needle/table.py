@@ -6,7 +6,10 @@ from jaxinfer.bench.needle.measure import NeedleReport
 
 def needle_lines(report: NeedleReport) -> list[str]:
     """Return the report's lines: a row for each cache and length, and the attention of the best keys by layer."""
-    title = f"{report.model} in {report.dtype} on {report.device} ({report.cores} cores); milliseconds are of a token"
+    title = (
+        f"{report.model} in {report.dtype} on {report.device} ({report.cores} cores), {report.others} other facts; "
+        "milliseconds are of a token"
+    )
     rows = [
         [
             point.way,

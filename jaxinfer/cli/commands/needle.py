@@ -5,6 +5,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+from jaxinfer.bench.needle.haystack import MOST_OTHERS
 from jaxinfer.cli.arguments import add_model_arguments, whole_number, whole_numbers
 from jaxinfer.cli.output.progress import count_progress
 from jaxinfer.errors import InvalidOption
@@ -29,6 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             name, metavar="N", type=whole_number(1), default=default, help=f"{text} (default: %(default)s)"
         )
+    parser.add_argument(
+        "--others",
+        metavar="N",
+        type=whole_number(0),
+        default=7,
+        help="facts in a text that nothing asks for (default: %(default)s)",
+    )
     parser.add_argument("--chart", metavar="FILE", type=Path, help="draw a chart to a .png or .svg file")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     add_model_arguments(parser)
@@ -44,6 +52,8 @@ def run(options: argparse.Namespace) -> int:
         )
     if options.cache != "dense":
         raise InvalidOption(f"--cache {options.cache}: bench needle compares caches; leave it out")
+    if options.others > MOST_OTHERS:
+        raise InvalidOption(f"--others: a text has at most {MOST_OTHERS} facts that nothing asks for")
     # Imported here: a mistake in the options is told before JAX is waited for.
     from jaxinfer.bench.chart_file import check_chart
     from jaxinfer.bench.needle.chart import draw_needles
@@ -59,7 +69,8 @@ def run(options: argparse.Namespace) -> int:
     depths = [(place + 0.5) / options.depths for place in range(options.depths)]
     name = DEFAULT_MODEL if options.model is None else Path(options.model).name
     with count_progress("needle", num_runs(options.lengths, options.budgets)) as advance:
-        report = measure_needles(name, model, options.lengths, options.budgets, depths, options.texts, advance)
+        asked = options.lengths, options.budgets, depths, options.texts
+        report = measure_needles(name, model, *asked, advance, options.others)
     print(json.dumps(dataclasses.asdict(report)) if options.json else "\n".join(needle_lines(report)))
     if options.chart is not None:
         draw_needles(report, options.chart)
