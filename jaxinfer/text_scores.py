@@ -1,15 +1,19 @@
-"""What a model says of texts that are there already: how probable their tokens are, and what they look like inside."""
+"""What a model says of texts that are there already: how probable their tokens are, what they look like inside, and,
+by a value head, what they are worth.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxinfer.cache.layouts import DenseLayout, PagedLayout
+from jaxinfer.checkpoint.value_head import read_value_head
 from jaxinfer.decoding.batch import pad_texts
-from jaxinfer.decoding.scoring import hidden_states, text_scores
+from jaxinfer.decoding.scoring import hidden_states, text_scores, text_values
 from jaxinfer.errors import InvalidOption
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.model_checks import check_ids
@@ -62,6 +66,20 @@ def embed_text(lm: LanguageModel, ids: Sequence[int], adapter: str | None = None
     mean_D = np.asarray(hidden_BTD)[0, : len(ids)].astype(np.float64).mean(axis=0)
     length = np.linalg.norm(mean_D)
     return (mean_D / (length or 1.0)).astype(np.float32)
+
+
+def value_text(
+    lm: LanguageModel, ids: Sequence[int], folder: str | Path, adapter: str | None = None
+) -> tuple[float, ...]:
+    """Return by the value head in a folder what a text is worth at each token: entry ``i`` after token ``i``.
+
+    Raises as `score_text` does, and as `jaxinfer.checkpoint.value_head.read_value_head` for a head that does not fit.
+    """
+    head = read_value_head(Path(folder).expanduser(), lm.config, lm.backend, lambda: lm.base_fingerprint)
+    arguments = *_padded(lm, ids, adapter), head
+    program = partial(text_values, lm.programs.decoder)
+    values_BT = lm.programs.run("text_values", program, (), lm.adapted_params, *arguments)
+    return tuple(np.asarray(values_BT)[0, : len(ids)].tolist())
 
 
 def _padded(lm: LanguageModel, ids: Sequence[int], adapter: str | None) -> tuple[Any, Any, Any]:

@@ -41,7 +41,7 @@ def with_value(spec: str | Strategy, value: Scorer | None) -> Strategy:
         return strategy
     if strategy.exactness != "search":
         raise InvalidOption(f"value: strategy {strategy.name} asks for no values: use mcts")
-    options: dict[str, Any] = {"value": value}
+    options: dict[str, Any] = {"scorer": value}
     return replace(strategy, **options)
 
 
@@ -49,13 +49,13 @@ def values_of_rows(
     strategy: Strategy, requests: Sequence[TextRequest], stop_token_ids: Sequence[int], tokenizer: Tokenizer | None
 ) -> "Value | None":
     """Return what asks a strategy's function about rows of a batch; None for strategies without one."""
-    value: Scorer | None = getattr(strategy, "value", None)
+    value: Scorer | None = getattr(strategy, "scorer", None)
     if value is None:
         return None
 
     def of_rows(rows: list[int], texts: list[list[int]], whole: list[bool]) -> list[float]:
         asked = [_candidate(requests[row], tokens, ends) for row, tokens, ends in zip(rows, texts, whole, strict=True)]
-        return _checked(value(asked), len(asked))
+        return checked_values(value(asked), len(asked))
 
     def _candidate(request: TextRequest, tokens: list[int], is_whole: bool) -> Candidate:
         row = start_row(request, stop_token_ids, tokenizer)
@@ -67,7 +67,7 @@ def values_of_rows(
     return of_rows
 
 
-def _checked(answer: Any, count: int) -> list[float]:
+def checked_values(answer: Any, count: int) -> list[float]:
     """Return a function's answer as numbers, one for each candidate; raise InvalidOption for anything else."""
     try:
         values = [float(each) for each in answer]

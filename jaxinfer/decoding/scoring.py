@@ -10,6 +10,7 @@ from jaxinfer.decoding.programs import prefill_chunk
 from jaxinfer.decoding.step import forward_prompt
 from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.model import Model
+from jaxinfer.models.value_head import head_values
 from jaxinfer.notation import Array, Bool, Float, Int, Params
 from jaxinfer.ops.top_k import top_k
 from jaxinfer.sampling.draw import log_probabilities
@@ -45,6 +46,19 @@ def text_scores(
         return logprobs_BT, ids.astype(jnp.int32), best.astype(jnp.float32)
 
     return _in_blocks(score, hidden_BTD, _successors(tokens_BT))
+
+
+def text_values(
+    decoder: Decoder,
+    params: Params,
+    tokens_BT: Int[Array, "B T"],
+    lengths_B: Int[Array, " B"],
+    adapters_B: Int[Array, " B"] | None,
+    head: Params,
+) -> Float[Array, "B T"]:
+    """Return by a value head what a text is worth at each token, in float32."""
+    hidden_BTD = hidden_states(decoder, params, tokens_BT, lengths_B, adapters_B)
+    return head_values(head, hidden_BTD, decoder.backend).astype(jnp.float32)
 
 
 def text_divergence(

@@ -51,7 +51,7 @@ def test_the_command_reports_every_way_with_its_tokens(tiny_llama_folder, capsys
 def test_mistakes_are_one_line(capsys):
     for arguments, told in (
         (["--texts", "6"], "--texts: 6 is not a multiple of 4"),
-        (["--tasks", "sql,chess"], "unknown task 'chess'; the tasks are sql, letter"),
+        (["--tasks", "sql,chess"], "unknown task 'chess'; the tasks are sql, letter, numbers"),
     ):
         assert main(["bench", "search", *arguments]) == 2
         (line,) = capsys.readouterr().err.splitlines()

@@ -6,6 +6,7 @@ _NODES, _STEP = "jaxinfer/decoding/search/nodes.py", "jaxinfer/decoding/search/s
 _TESTS = "tests/decoding/search/test_mcts.py::"
 _ASKED = f"{_TESTS}test_every_search_asks_about_plain_continuations_of_new_nodes"
 _PLAIN = f"{_TESTS}test_a_value_that_is_the_same_for_all_texts_leaves_the_text_of_plain_decoding"
+_HEAD = f"{_TESTS}test_a_value_head_reads_the_last_token_of_each_text"
 _END = f"{_TESTS}test_a_search_ends_a_text_where_that_is_worth_most"
 
 FAULTS: tuple[Fault, ...] = (
@@ -50,5 +51,19 @@ FAULTS: tuple[Fault, ...] = (
         "            calls.check(number)\n",
         "",
         f"{_TESTS}test_what_a_function_raises_or_returns_wrongly_comes_out_as_it_is",
+    ),
+    Fault(
+        "a value head reads the token before a text's last",
+        _NODES,
+        "return step + 1, read_B | played.place.ended_B, advance(step, played, ~read_B)",
+        "return step + 1, read_B | (step + 1 >= depth), advance(step, played, ~read_B)",
+        _HEAD,
+    ),
+    Fault(
+        "a value head goes on to read what comes behind an end",
+        _NODES,
+        "hidden_BD = jnp.where(counts_B[:, None], hidden_B1D[:, 0], hidden_BD)",
+        "hidden_BD = hidden_B1D[:, 0]",
+        _HEAD,
     ),
 )

@@ -1,7 +1,8 @@
-"""``python -m train.data``: creates training data, by one of four commands.
+"""``python -m train.data``: creates training data, by one of five commands.
 
 ``prompts`` lets a chat model write prompts, ``distill`` lets a model answer prompts, ``best`` keeps the best answers,
-``task`` writes tasks with answers.
+``rollouts`` lets a model answer each prompt several times and a checker score the answers, ``task`` writes tasks with
+answers.
 """
 
 import argparse
@@ -10,7 +11,7 @@ import sys
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the commands of ``python -m train.data``."""
-    from train.data import best_answers, self_prompts, target_texts
+    from train.data import best_answers, rollouts, self_prompts, target_texts
     from train.data import tasks as task_data
 
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -18,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("prompts", self_prompts, "let a chat model write prompts; an interrupted run goes on"),
         ("distill", target_texts, "let a model answer prompts, as training targets; an interrupted run goes on"),
         ("best", best_answers, "keep the best share of a model's answers, by their likelihood or by checks"),
+        ("rollouts", rollouts, "let a model answer prompts several times, and a checker score that; it goes on too"),
         ("task", task_data, "write tasks with known answers, from public data sets"),
     ):
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")

@@ -5,12 +5,10 @@ one token of its vocabulary, of whole words. It writes the folder ``OUT/model``.
 """
 
 import argparse
-import json
 import sys
 from functools import partial
 from pathlib import Path
 
-import jax
 from tokenizers import Tokenizer
 
 from jaxinfer.bench.needle.haystack import vocabulary
@@ -20,13 +18,12 @@ from jaxinfer.ops.backend import choose_backend
 from train.command import EXIT_INTERRUPTED, number, run_command
 from train.loop.fit import FitSettings, fit
 from train.loop.step import Schedule, compile_step, initial_state, next_token_loss
-from train.model.export import save_hf_folder
+from train.model.words import SPECIAL, words_tokenizer, write_toy
 from train.needle.texts import STAGES, needle_batch, stage_at
 
-_SPECIAL = ("<|end|>", "<|unknown|>")
 CONFIG = DecoderConfig(
     family="llama",
-    vocab_size=len(_SPECIAL) + len(vocabulary()),
+    vocab_size=len(SPECIAL) + len(vocabulary()),
     num_layers=2,
     model_dim=64,
     ffn_dim=128,
@@ -40,20 +37,6 @@ CONFIG = DecoderConfig(
     bos_token_id=None,
     eos_token_ids=(0,),
 )
-
-
-def tokenizer_json() -> str:
-    """Return a tokenizer of whole words, as ``tokenizer.json`` holds it."""
-    words = {word: index for index, word in enumerate((*_SPECIAL, *vocabulary()))}
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    return json.dumps(
-        {
-            "version": "1.0",
-            "added_tokens": [{"id": index, "content": name, **flags} for index, name in enumerate(_SPECIAL)],
-            "pre_tokenizer": {"type": "WhitespaceSplit"},
-            "model": {"type": "WordLevel", "vocab": words, "unk_token": _SPECIAL[1]},
-        }
-    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Train and write the model."""
-    vocabulary_of_words = Tokenizer.from_str(tokenizer_json())
+    tokenizer = words_tokenizer(vocabulary())
+    vocabulary_of_words = Tokenizer.from_str(tokenizer)
 
     def encode(text: str) -> list[int]:
         return vocabulary_of_words.encode(text).ids
@@ -89,9 +73,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"saved at step {result.steps}; the same command goes on from there", file=sys.stderr)
         return EXIT_INTERRUPTED
     folder = options.out / "model"
-    save_hf_folder(folder, CONFIG, jax.device_get(result.params))
-    (folder / "tokenizer.json").write_text(tokenizer_json())
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": _SPECIAL[0]}))
+    write_toy(folder, CONFIG, result.params, tokenizer)
     print(f"{folder}: use it with jaxinfer bench needle --model {folder}", file=sys.stderr)
     return 0
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from jaxinfer.bench.chart_file import save_chart
-from jaxinfer.bench.search.measure import WAYS, SearchReport
+from jaxinfer.bench.search.measure import SearchReport
 
 
 def draw_search(report: SearchReport, path: Path) -> None:
@@ -18,7 +18,7 @@ def draw_search(report: SearchReport, path: Path) -> None:
     figure = Figure(figsize=(1 + 4 * len(tasks), 4), layout="constrained")
     figure.suptitle(f"{report.model} ({report.dtype}), temperature {report.temperature:g}")
     for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks):
-        for way in WAYS:
+        for way in dict.fromkeys(point.way for point in report.points):
             points = [point for point in report.points if (point.task, point.way) == (task, way)]
             axes.plot([point.tokens for point in points], [point.worth for point in points], marker="o", label=way)
         axes.set_xscale("log")

@@ -1,9 +1,14 @@
-"""Tasks whose answers can be checked: queries that must return the right rows, and stories without a letter."""
+"""Tasks whose answers can be checked: queries that must return the right rows, stories without a letter, games."""
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
+
+import numpy as np
+
+from jaxinfer.bench.search.numbers import MOST_TOKENS, is_won, opening, openings
 
 _ROWS = (
     ("Anna", 34, "Oslo", 52000),
@@ -61,11 +66,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class Task:
-    """Problems, and how many tokens an answer may have."""
+    """Problems, how many tokens an answer may have, and the strings that end one."""
 
     name: str
     problems: tuple[Problem, ...]
     max_new_tokens: int
+    stop: tuple[str, ...] = ("\n\n",)
 
 
 def sql_task() -> Task:
@@ -98,6 +104,17 @@ def letter_task(letter: str = "e") -> Task:
     return Task(f"without {letter}", tuple(Problem(opening, worth) for opening in _OPENINGS), 16)
 
 
+def numbers_task(count: int = 64) -> Task:
+    """Return games of arithmetic, won or lost (`jaxinfer.bench.search.numbers`): for ``python -m train.numbers``."""
+    pairs = openings(held_out=True)
+    chosen = np.random.default_rng(0).permutation(len(pairs))[:count]
+
+    def problem(start: int, target: int) -> Problem:
+        return Problem(opening(start, target), lambda text, is_whole: float(is_whole and is_won(start, target, text)))
+
+    return Task("numbers", tuple(problem(*pairs[which]) for which in chosen), MOST_TOKENS + 1, stop=())
+
+
 def run_query(query: str) -> list[tuple[Any, ...]] | None:
     """Return the rows that a query returns from the table of the task, None if it does not run."""
     connection = sqlite3.connect(":memory:")
@@ -112,4 +129,6 @@ def run_query(query: str) -> list[tuple[Any, ...]] | None:
         connection.close()
 
 
-TASKS: Sequence[Callable[[], Task]] = (sql_task, letter_task)
+TASKS: Mapping[str, Callable[[], Task]] = MappingProxyType(
+    {"sql": sql_task, "letter": letter_task, "numbers": numbers_task}
+)

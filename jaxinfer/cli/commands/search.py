@@ -9,12 +9,14 @@ from jaxinfer.cli.arguments import add_model_arguments, positive_number, whole_n
 from jaxinfer.cli.output.progress import count_progress
 from jaxinfer.errors import InvalidOption
 
-_TASKS = ("sql", "letter")
+_TASKS = ("sql", "letter", "numbers")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``bench search``."""
-    parser.add_argument("--tasks", metavar="A,B", default=",".join(_TASKS), help="tasks (default: %(default)s)")
+    parser.add_argument(
+        "--tasks", metavar="A,B", default="sql,letter", help=f"of {', '.join(_TASKS)} (default: %(default)s)"
+    )
     parser.add_argument(
         "--texts",
         metavar="N",
@@ -31,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive_number,
         default=0.7,
         help="of samples; searches draw nothing (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--value",
+        metavar="FOLDER",
+        help="a value head: compare choices by it, by the checker and by likelihood (default: by the checker alone)",
     )
     parser.add_argument("--chart", metavar="FILE", type=Path, help="draw a chart to a .png or .svg file")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
@@ -52,15 +59,18 @@ def run(options: argparse.Namespace) -> int:
     from jaxinfer.bench.search.measure import measure_search, num_runs
     from jaxinfer.bench.search.table import search_lines
     from jaxinfer.bench.search.tasks import TASKS
+    from jaxinfer.checkpoint.value_head import read_value_head
     from jaxinfer.cli.loading import load_model
     from jaxinfer.model_loading import DEFAULT_MODEL
 
     if options.chart is not None:
         check_chart(options.chart)
     model = load_model(options)
-    tasks = [make() for name, make in zip(_TASKS, TASKS, strict=True) if name in names]
+    if options.value is not None:
+        read_value_head(Path(options.value), model.config, model.backend, lambda: model.base_fingerprint)
+    tasks = [TASKS[name]() for name in names]
     name = DEFAULT_MODEL if options.model is None else options.model
-    with count_progress("search", num_runs(tasks, options.texts)) as advance:
+    with count_progress("search", num_runs(tasks, options.texts, options.value)) as advance:
         report = measure_search(
             name,
             model,
@@ -69,6 +79,7 @@ def run(options: argparse.Namespace) -> int:
             temperature=options.temperature,
             actions=options.actions,
             advance=advance,
+            value=options.value,
         )
     print(json.dumps(dataclasses.asdict(report)) if options.json else "\n".join(search_lines(report)))
     if options.chart is not None:

@@ -36,8 +36,8 @@ class SearchBatch(RunningBatch):
         num_rows: int | None = None,
         value: Value | None = None,
     ) -> None:
-        # Programs are compiled for the options alone: they call what scores by its number.
-        self._options, self._value = replace(strategy, value=None), value
+        # Programs are compiled for the options alone: they call what scores by its number, and are given a head.
+        self._options, self._value = replace(strategy, scorer=None, value="", params=None), value
         self._texts: list[list[int]] = [[] for _ in requests]
         super().__init__(programs, params, strategy, requests, eos_token_ids, max_len, num_rows)
 
@@ -65,11 +65,11 @@ class SearchBatch(RunningBatch):
     def _decode(self, max_steps: int) -> tuple[DecodeState, Any]:
         calls, value = self._programs.host_calls, self._value
         number = 0 if value is None else calls.open(self._scores)
-        name = ("search", self._options, value is None)
+        name, head = ("search", self._options, value is None), self._strategy.parameters
         function = partial(_search, self._programs.decoder, self._options, None if value is None else calls)
         try:
             found = self._programs.run(
-                name, function, (1, 2), self._params, self._state, self._memory, np.int32(number)
+                name, function, (1, 2), self._params, self._state, self._memory, np.int32(number), head
             )
             jax.block_until_ready(found)
             calls.check(number)
@@ -95,6 +95,7 @@ def _search(
     state: DecodeState,
     lacks_B: Any,
     number: Any,
+    head: Any,
 ) -> tuple[DecodeState, Any]:
     score = None if calls is None else partial(calls.scores_B, number)
-    return search_step(decoder, strategy, score, params, state, lacks_B)
+    return search_step(decoder, strategy, score, head or None, params, state, lacks_B)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.decoding.state import DecodeState, is_stop
 from jaxinfer.models.model import Model
-from jaxinfer.notation import DATA, TENSOR, Array, Float, Int
+from jaxinfer.notation import DATA, TENSOR, Array, Bool, Float, Int
 from jaxinfer.ops.rows import set_in_rows
 from jaxinfer.ops.top_k import top_k
 from jaxinfer.sampling.draw import add_noise, best_token
@@ -80,10 +80,25 @@ def add_token(
     return place, held
 
 
+class Played(NamedTuple):
+    """What playing out a node found: what to try there, where the text ends, and the hidden state of its last token.
+
+    ``hidden_BD`` is None unless the last token was to be read.
+    """
+
+    actions: Actions
+    place: Place
+    held: Held
+    hidden_BD: Any
+
+
 def run_node(
-    model: Model, state: DecodeState, held: Held, place: Place, node: Any
-) -> tuple[Float[Array, "B 1 V"], Held]:
-    """Run a node's token through the model, with the nodes of its path before it; return the logits after it."""
+    model: Model, state: DecodeState, held: Held, place: Place, node: Any, counts_B: Bool[Array, " B"]
+) -> tuple[Float[Array, "B 1 D"], Held]:
+    """Run a node's token through the model, with the nodes of its path before it; return its final hidden state.
+
+    ``counts_B`` are the rows whose pass counts.
+    """
     start_B = state.lengths_B - 1
     placements = tuple(
         placement._replace(slots_BT=(start_B + node)[:, None])
@@ -92,7 +107,7 @@ def run_node(
     tokens_B1, positions_B1 = held.tokens_BM[:, node][:, None], place.lengths_B[:, None] - 1
     inputs = tokens_B1, positions_B1, held.cache, placements, state.context_lengths_B
     hidden_B1D, cache = model.forward(*inputs)
-    return model.logits(hidden_B1D), held._replace(cache=cache, passes_B=held.passes_B + ~place.ended_B)
+    return hidden_B1D, held._replace(cache=cache, passes_B=held.passes_B + counts_B)
 
 
 def play_out(
@@ -103,27 +118,41 @@ def play_out(
     node: Any,
     depth: int,
     num_actions: int,
+    known_B: Bool[Array, " B"],
     *,
     with_noise: bool = False,
-) -> tuple[Actions, Place, Held]:
+    reads_last: bool = False,
+) -> Played:
     """Run a node and continue its text by up to ``depth`` tokens, the last nodes, as plain decoding would.
 
-    Return the tokens to try at the node too, the most probable ones, or with noise those that draws prefer: the first
-    of these is what plain decoding draws. Where the text has ended already, nothing follows.
+    Find the tokens to try at the node too, the most probable ones, or with noise those that draws prefer: the first
+    of these is what plain decoding draws. Where the text has ended already, nothing follows. With ``reads_last`` the
+    last token of the text is run too, but not in rows of ``known_B``, whose text had ended before the node.
     """
     batch, end, backend = held.tokens_BM.shape[0], held.tokens_BM.shape[1], model.decoder.backend
-    nothing_BR = jnp.zeros((batch, num_actions), jnp.float32)
+    first, nothing_BR = end - depth, jnp.zeros((batch, num_actions), jnp.float32)
     no_actions = Actions(nothing_BR.astype(jnp.int32), nothing_BR, nothing_BR, nothing_BR)
 
-    def goes_on(carry: tuple[Any, Actions, Place, Held]) -> Any:
-        step, _, place, _ = carry
-        return (step < depth) & ~place.ended_B.all()
+    def advance(step: Any, played: Played, counts_B: Any) -> Played:
+        """Run the last token so far and, but after the last step, draw the next one."""
+        actions, place, held, hidden_BD = played
+        at = jnp.where(step == 0, node, first + step - 1)
+        hidden_B1D, held = run_node(model, state, held, place, at, counts_B)
+        if reads_last:
+            hidden_BD = jnp.where(counts_B[:, None], hidden_B1D[:, 0], hidden_BD)
 
-    def advance(carry: tuple[Any, Actions, Place, Held]) -> tuple[Any, Actions, Place, Held]:
-        step, actions, place, held = carry
-        first = end - depth
-        logits_B1V, held = run_node(model, state, held, place, jnp.where(step == 0, node, first + step - 1))
-        positions_B1 = place.lengths_B[:, None]
+        def draw() -> tuple[Actions, Place, Any, Any]:
+            return _draw(step, hidden_B1D, actions, place, held)
+
+        def stay() -> tuple[Actions, Place, Any, Any]:
+            return actions, place, held.tokens_BM, held.logprobs_BM
+
+        drawn = jax.lax.cond(step < depth, draw, stay) if reads_last and depth else draw()
+        actions, place, tokens_BM, logprobs_BM = drawn
+        return Played(actions, place, held._replace(tokens_BM=tokens_BM, logprobs_BM=logprobs_BM), hidden_BD)
+
+    def _draw(step: Any, hidden_B1D: Any, actions: Actions, place: Place, held: Held) -> Any:
+        logits_B1V, positions_B1 = model.logits(hidden_B1D), place.lengths_B[:, None]
         history = state.history._replace(
             node_tokens_BM=held.tokens_BM,
             ancestors_BMM=place.path_BM[:, None],
@@ -154,13 +183,35 @@ def play_out(
             )
 
         actions = jax.lax.cond(step == 0, to_try, lambda: actions)
-        token_B1 = best_token(drawn_B1V, backend)
-        logprob_B1 = jnp.take_along_axis(raw_BV, token_B1, axis=1).astype(jnp.float32)
-        place, held = add_token(state, held, place, first + step, token_B1[:, 0], logprob_B1[:, 0])
-        return step + 1, actions, place, held
+        if depth:
+            token_B1 = best_token(drawn_B1V, backend)
+            logprob_B1 = jnp.take_along_axis(raw_BV, token_B1, axis=1).astype(jnp.float32)
+            place, held = add_token(state, held, place, first + step, token_B1[:, 0], logprob_B1[:, 0])
+        return actions, place, held.tokens_BM, held.logprobs_BM
 
-    _, actions, place, held = jax.lax.while_loop(goes_on, advance, (jnp.int32(0), no_actions, place, held))
-    return actions, place, held
+    if not reads_last:
+
+        def goes_on(carry: tuple[Any, Played]) -> Any:
+            step, played = carry
+            return (step < max(depth, 1)) & ~played.place.ended_B.all()
+
+        def go_on(carry: tuple[Any, Played]) -> tuple[Any, Played]:
+            step, played = carry
+            return step + 1, advance(step, played, ~played.place.ended_B)
+
+        return jax.lax.while_loop(goes_on, go_on, (jnp.int32(0), Played(no_actions, place, held, None)))[1]
+
+    def lacks(carry: tuple[Any, Any, Played]) -> Any:
+        step, read_B, _ = carry
+        return (step <= depth) & ~read_B.all()
+
+    def read(carry: tuple[Any, Any, Played]) -> tuple[Any, Any, Played]:
+        step, read_B, played = carry
+        return step + 1, read_B | played.place.ended_B, advance(step, played, ~read_B)
+
+    hidden_BD = jnp.zeros((batch, model.config.model_dim), backend.compute_dtype)
+    start = jnp.int32(0), known_B, Played(no_actions, place, held, hidden_BD)
+    return jax.lax.while_loop(lacks, read, start)[2]
 
 
 def path_of(place: Place, values_BM: Array) -> Array:

@@ -23,6 +23,7 @@ from jaxinfer.decoding.step import append, forward_prompt, until_end
 from jaxinfer.decoding.strategies.mcts import TreeSearch
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.model import Model
+from jaxinfer.models.value_head import head_values
 from jaxinfer.notation import Array, Float, Int, Params
 from jaxinfer.ops.masks import causal_ancestors
 from jaxinfer.sampling.grammar import states_after
@@ -58,14 +59,24 @@ def prefill_search(
 
 
 def search_step(
-    decoder: Decoder, strategy: TreeSearch, score: Score | None, params: Params, state: DecodeState, lacks_B: Any
+    decoder: Decoder,
+    strategy: TreeSearch,
+    score: Score | None,
+    head: Params | None,
+    params: Params,
+    state: DecodeState,
+    lacks_B: Any,
 ) -> tuple[DecodeState, Int[Array, " B"]]:
-    """Search once for every row and append what that decides; ``lacks_B`` tokens of each row are not in the cache."""
+    """Search once for every row and append what that decides; ``lacks_B`` tokens of each row are not in the cache.
+
+    What texts are worth says ``score``, or the value head ``head``, or their likelihood.
+    """
     model = Model.adapted(decoder, params, state.adapters_B)
-    search = _Search(model, strategy, score, state)
+    search = _Search(model, strategy, score, head, state)
     held = search.hold(lacks_B)
     place = root_place(state, strategy.headroom)
-    actions, root, held = search.leaf(held, place, 0, with_noise=strategy.policy == "gumbel")
+    with_noise = strategy.policy == "gumbel"
+    actions, root, held = search.leaf(held, place, 0, state.finished_B, with_noise=with_noise)
     tree, held = search.grow(root, held, actions)
     tokens_BJ, logprobs_BJ = search.decided(tree, actions)
     count_B = jnp.where(state.finished_B, 0, until_end(state, tokens_BJ, jnp.full_like(lacks_B, strategy.tokens)))
@@ -85,8 +96,10 @@ def search_step(
 class _Search:
     """One search of a batch while it is traced."""
 
-    def __init__(self, model: Model, strategy: TreeSearch, score: Score | None, state: DecodeState) -> None:
-        self.model, self.strategy, self.score, self.state = model, strategy, score, state
+    def __init__(
+        self, model: Model, strategy: TreeSearch, score: Score | None, head: Params | None, state: DecodeState
+    ) -> None:
+        self.model, self.strategy, self.score, self.head, self.state = model, strategy, score, head, state
 
     def hold(self, lacks_B: Int[Array, " B"]) -> Held:
         """Return what the nodes will share, once the cache has all of the text but its last token."""
@@ -105,18 +118,23 @@ class _Search:
             _, cache = self.model.forward(*inputs)
         return Held(cache, tokens_BM, jnp.zeros(shape, jnp.float32), passes_B)
 
-    def leaf(self, held: Held, place: Place, node: Any, *, with_noise: bool = False) -> tuple[Actions, Leaf, Held]:
-        """Run a node, play its text out and say what it is worth."""
-        state, strategy = self.state, self.strategy
+    def leaf(
+        self, held: Held, place: Place, node: Any, known_B: Any, *, with_noise: bool = False
+    ) -> tuple[Actions, Leaf, Held]:
+        """Run a node, play its text out and say what it is worth; ``known_B`` as in `play_out`."""
+        state, strategy, head = self.state, self.strategy, self.head
+        how = {"with_noise": with_noise, "reads_last": head is not None}
         sizes = strategy.depth, strategy.actions
-        actions, end, held = play_out(self.model, state, held, place, node, *sizes, with_noise=with_noise)
+        actions, end, held, hidden_BD = play_out(self.model, state, held, place, node, *sizes, known_B, **how)
         tokens_BM, logprobs_BM = path_of(end, held.tokens_BM), path_of(end, held.logprobs_BM)
         counts_B = end.lengths_B - state.lengths_B
-        if self.score is None:
+        if self.score is not None:
+            value_B = self.score(~state.finished_B, tokens_BM, counts_B, end.ended_B)
+        elif head is not None:
+            value_B = head_values(head, hidden_BD, self.model.decoder.backend).astype(jnp.float32)
+        else:
             # A row that has finished has no tokens here.
             value_B = jnp.sum(logprobs_BM, axis=1) / jnp.maximum(counts_B, 1)
-        else:
-            value_B = self.score(~state.finished_B, tokens_BM, counts_B, end.ended_B)
         begins = tokens_BM[:, : strategy.tokens], logprobs_BM[:, : strategy.tokens]
         return actions, Leaf(place, actions.tokens_BR, actions.logprobs_BR, value_B, *begins), held
 
@@ -145,8 +163,10 @@ class _Search:
                 for values_BR in (parent.tokens_BR, parent.logprobs_BR)
             )
             node = number + 1
+            known_B = parent.place.ended_B
             place, shared = add_token(self.state, shared, parent.place, node, token_B, logprob_B)
-            actions, leaf, shared = self.leaf(shared, place, node)
+            actions, leaf, shared = self.leaf(shared, place, node, known_B)
+            leaf = leaf._replace(value_B=jnp.where(known_B, parent.value_B, leaf.value_B))
             # The way to an end is worth what the whole text is; nothing below it counts.
             nothing_B = jnp.zeros_like(leaf.value_B)
             output = mctx.RecurrentFnOutput(

@@ -4,14 +4,18 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 
 import jaxinfer
 from jaxinfer import Candidate, LanguageModel, SamplingParams
+from jaxinfer.checkpoint.value_head import write_value_head
 from jaxinfer.decoding.strategies.mcts import TreeSearch
-from jaxinfer.errors import InvalidOption
+from jaxinfer.errors import InvalidOption, JaxinferError
 from jaxinfer.models.config import LayerKind, Rope
+from jaxinfer.models.value_head import init_value_head
+from jaxinfer.text_scores import value_text
 from tests.toy_adapters import write_adapter
 from tests.toys import END, TINY_LLAMA, float32_backend, random_params
 
@@ -168,6 +172,22 @@ def test_a_search_ends_a_text_where_that_is_worth_most(lm):
     assert all(END not in one.tokens[:-1] for one in whole)
 
 
+def test_a_value_head_reads_the_last_token_of_each_text(lm, tmp_path):
+    """A search by it is the search by a function that asks it about the same texts, of which some have ended."""
+    head, asked = init_value_head(TOY.model_dim, 16, jax.random.key(1)), tmp_path / "value"
+    write_value_head(asked, {**head, "out": {**head["out"], "kernel": jax.random.normal(jax.random.key(2), (1, 16))}})
+    sampling = [replace(one, logit_bias={END: bias}) for one, bias in zip(SAMPLINGS, (6.0, 2.8, 5.5, 3.0))]
+
+    def by_texts(candidates: list[Candidate]) -> list[float]:
+        return [value_text(lm, [*one.prompt_tokens, *one.tokens], asked)[-1] for one in candidates]
+
+    expected, searches = recorded(lm, value=by_texts, sampling=sampling)
+    found = written(lm, replace(SEARCH, value=str(asked)), None, sampling=sampling)
+    assert [(one.tokens, one.logprobs) for one in found] == [(one.tokens, one.logprobs) for one in expected]
+    ends = [one for asked in searches for search in asked for one, _ in search if one.tokens[-1:] == (END,)]
+    assert any(len(one.tokens) < DEPTH for one in ends)
+
+
 def test_what_a_function_raises_or_returns_wrongly_comes_out_as_it_is(lm):
     class Broken(Exception):
         pass
@@ -194,14 +214,16 @@ REFUSED = {
     "more tokens than it sees": ("mcts:depth=2,tokens=3", None, "tokens=3 is more than the depth=2"),
     "more actions than tokens": ("mcts:actions=300", None, "actions=300 is more than the 258 tokens"),
     "a value for no search": ("prompt_lookup", evens, "value: strategy prompt_lookup asks for no values: use mcts"),
-    "in text": ("mcts:value=x", None, "unknown option 'value'"),
+    "no head": ("mcts:value=nowhere", None, "nowhere: no such folder of a value head"),
+    "two values": ("mcts:value=nowhere", evens, "value=nowhere and a function both say what texts are worth"),
+    "nothing to value": ("mcts:depth=0", None, "depth=0 leaves a text as it is"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_is_refused_in_one_line(lm, case):
     spec, value, told = REFUSED[case]
-    with pytest.raises(InvalidOption, match=re.escape(told)) as refused:
+    with pytest.raises(JaxinferError, match=re.escape(told)) as refused:
         lm.generate([[5]], strategy=spec, value=value)
     assert len(str(refused.value).splitlines()) == 1
 
@@ -209,7 +231,7 @@ def test_what_cannot_be_is_refused_in_one_line(lm, case):
 def test_a_value_is_a_function_that_can_be_told_from_others():
     unhashable = type("Unhashable", (), {"__call__": evens, "__hash__": None})()
     with pytest.raises(InvalidOption, match="is no function, or none that can be told from others"):
-        TreeSearch(value=unhashable)
+        TreeSearch(scorer=unhashable)
 
 
 def test_without_mctx_the_package_to_install_is_named(monkeypatch):

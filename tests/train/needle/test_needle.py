@@ -7,12 +7,13 @@ from tokenizers import Tokenizer
 
 from jaxinfer.bench.needle.haystack import vocabulary
 from jaxinfer.cli.main import main
-from train.needle.__main__ import add_arguments, run, tokenizer_json
+from train.model.words import words_tokenizer
+from train.needle.__main__ import add_arguments, run
 from train.needle.texts import STAGES, Stage, needle_batch, stage_at
 
 
 def test_answers_are_what_is_predicted_and_can_be_looked_up():
-    words = Tokenizer.from_str(tokenizer_json())
+    words = Tokenizer.from_str(words_tokenizer(vocabulary()))
     assert words.encode(" ".join(vocabulary())).ids == list(range(2, 2 + len(vocabulary())))
     batch = needle_batch(Stage(1, 3, 60, 4, 5), lambda text: words.encode(text).ids, seed=0, step=7)
     again = needle_batch(Stage(1, 3, 60, 4, 5), lambda text: words.encode(text).ids, seed=0, step=7)

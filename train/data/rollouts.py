@@ -1,0 +1,142 @@
+"""Rollouts with scores: several answers to each prompt, drawn from a model, and what a checker says of them.
+
+``train.value_head`` learns from them what an answer that has only begun will be worth. A file of rollouts is one of
+``train.data distill``, with several lines a prompt, which have a ``sample`` and a ``score`` too. All answers of a
+prompt are appended at once, so an interrupted run goes on with the next prompt.
+"""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jaxinfer.language_model import LanguageModel
+from jaxinfer.results import GenerationResult
+from jaxinfer.sampling.params import SamplingParams
+from jaxinfer.text_values import Candidate, Scorer, checked_values
+from train.arguments import add_answer_arguments, load_base
+from train.command import existing_file, number
+from train.data.target_texts import Prompt, answered_lines, describe_recipe, encode_prompt
+from train.loop.progress import step_progress
+from train.texts.records import RecordWriter, read_records
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``python -m train.data rollouts``."""
+    parser.add_argument("--model", metavar="M", required=True, help="model that answers")
+    parser.add_argument(
+        "--prompts",
+        metavar="FILE",
+        type=existing_file,
+        required=True,
+        help="JSONL file; each line has 'prompt', 'turns' or 'messages'",
+    )
+    parser.add_argument(
+        "--scorer",
+        metavar="MODULE:NAME",
+        type=imported,
+        required=True,
+        help="function of a list of jaxinfer.Candidate, such as checks:right, that returns a number for each",
+    )
+    parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="JSONL file to append to")
+    parser.add_argument("--raw", action="store_true", help="continue prompts without the model's chat template")
+    parser.add_argument(
+        "--samples", metavar="N", type=number(int, 1), default=8, help="answers to a prompt (default: %(default)s)"
+    )
+    add_answer_arguments(parser, max_new_tokens=256, batch_size=32)
+    parser.add_argument("--temperature", metavar="T", type=number(float, 0), default=1.0, help="default: %(default)s")
+    parser.add_argument("--top-p", metavar="P", type=number(float, 0, 1), default=1.0, help="default: %(default)s")
+    parser.add_argument("--seed", metavar="N", type=number(int, 0, 2**31 - 1), default=0, help="prompt N uses seed + N")
+
+
+def imported(text: str) -> Scorer:
+    """Return the function that ``MODULE:NAME`` names, as Python finds it from the folder that the command runs in."""
+    module, _, name = text.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} names no function: {error}") from None
+    if not callable(found):
+        raise argparse.ArgumentTypeError(f"{text!r} is no function")
+    return found
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the rollouts of the prompts that have none yet."""
+    sampling = SamplingParams(
+        temperature=options.temperature, top_p=options.top_p, seed=options.seed, n=options.samples
+    )
+    records = read_records(options.prompts)
+    with RecordWriter(options.out) as writer:  # opened before the slow loading of the model
+        lm = load_base(options)
+        prompts = [encode_prompt(lm, record, is_raw=options.raw) for record in records]
+        recipe = describe_recipe(lm, sampling, options.max_new_tokens, is_raw=options.raw)
+        done = answered_lines(options.out, prompts, recipe)
+        left = [prompt for prompt in prompts if prompt.line not in done]
+        scores: list[float] = []
+        with step_progress("rollouts", len(prompts), len(done)) as report:
+            for rollouts in roll_out(lm, left, options.scorer, sampling, options.max_new_tokens, options.batch_size):
+                writer.append([{**one, "recipe": recipe} for one in rollouts])
+                done.add(rollouts[0]["line"])
+                scores += [one["score"] for one in rollouts]
+                report(len(done), f"mean score {sum(scores) / len(scores):.3f}")
+    mean = f", mean score {sum(scores) / len(scores):.3f}" if scores else ""
+    print(f"{options.out}: rollouts of {len(done)} prompts, {len(scores)} of them new{mean}", file=sys.stderr)
+    return 0
+
+
+def roll_out(
+    lm: LanguageModel,
+    prompts: Sequence[Prompt],
+    scorer: Scorer,
+    sampling: SamplingParams,
+    max_new_tokens: int,
+    batch_size: int,
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rollouts of each prompt, ``sampling.n`` of them, as `train.data rollouts` writes them.
+
+    ``scorer`` is a function as `LanguageModel.generate` takes it as ``value``; it is asked about whole answers. Raises
+    InvalidOption where it does not return a finite number for each.
+    """
+    if not prompts:
+        return
+    batches = lm.generate_batches(
+        [prompt.tokens for prompt in prompts],
+        max_new_tokens=max_new_tokens,
+        sampling=[replace(sampling, seed=sampling.seed + prompt.line) for prompt in prompts],
+        batch_size=batch_size,
+    )
+    pending: list[GenerationResult] = []
+    rest = iter(prompts)
+    for results in batches:
+        pending += results
+        while len(pending) >= sampling.n:
+            of_prompt, pending = pending[: sampling.n], pending[sampling.n :]
+            yield _scored(lm, next(rest), of_prompt, scorer)
+
+
+def _scored(
+    lm: LanguageModel, prompt: Prompt, results: Sequence[GenerationResult], scorer: Scorer
+) -> list[dict[str, Any]]:
+    text = lm.tokenizer.decode(list(prompt.tokens))
+    asked = [Candidate(text, prompt.tokens, result.text, tuple(result.tokens), True) for result in results]
+    scores = checked_values(scorer(asked), len(asked))
+    return [
+        {
+            "line": prompt.line,
+            "category": prompt.category,
+            "sample": sample,
+            "prompt_tokens": list(prompt.tokens),
+            "tokens": list(result.tokens),
+            "text": result.text,
+            "finish_reason": result.finish_reason,
+            "score": score,
+        }
+        for sample, (result, score) in enumerate(zip(results, scores))
+    ]

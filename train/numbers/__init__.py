@@ -1,0 +1,1 @@
+"""A tiny model that plays a game of arithmetic, not well."""
