@@ -6,7 +6,7 @@ _NODES, _STEP = "jaxinfer/decoding/search/nodes.py", "jaxinfer/decoding/search/s
 _TESTS = "tests/decoding/search/test_mcts.py::"
 _ASKED = f"{_TESTS}test_every_search_asks_about_plain_continuations_of_new_nodes"
 _PLAIN = f"{_TESTS}test_a_value_that_is_the_same_for_all_texts_leaves_the_text_of_plain_decoding"
-_HEAD = f"{_TESTS}test_a_value_head_reads_the_last_token_of_each_text"
+_HEAD = f"{_TESTS}test_a_value_head_reads_the_last_token_of_each_text_but_no_stop_token"
 _END = f"{_TESTS}test_a_search_ends_a_text_where_that_is_worth_most"
 
 FAULTS: tuple[Fault, ...] = (
@@ -55,15 +55,15 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a value head reads the token before a text's last",
         _NODES,
-        "return step + 1, read_B | played.place.ended_B, advance(step, played, ~read_B)",
-        "return step + 1, read_B | (step + 1 >= depth), advance(step, played, ~read_B)",
+        "return step + 1, read_B | ended_B | played.place.stopped_B, played",
+        "return step + 1, read_B | (step + 1 >= depth) | played.place.stopped_B, played",
         _HEAD,
     ),
     Fault(
-        "a value head goes on to read what comes behind an end",
+        "a value head reads a stop token",
         _NODES,
-        "hidden_BD = jnp.where(counts_B[:, None], hidden_B1D[:, 0], hidden_BD)",
-        "hidden_BD = hidden_B1D[:, 0]",
+        "return step + 1, read_B | ended_B | played.place.stopped_B, played",
+        "return step + 1, read_B | ended_B, played",
         _HEAD,
     ),
 )

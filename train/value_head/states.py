@@ -34,7 +34,11 @@ class Rollout(NamedTuple):
 
 
 def read_rollouts(path: Path, lm: LanguageModel) -> list[Rollout]:
-    """Read a file of JSON lines, each with a ``score``: rollouts, conversations, or texts; errors name the line."""
+    """Read a file of JSON lines, each with a ``score``: rollouts, prompts with a response, or texts.
+
+    A search reads no stop token, so answers lose theirs, and those that are nothing else are left out. Errors name the
+    line.
+    """
     rollouts = []
     for record in read_records(path):
         score = record.fields.get("score")
@@ -45,12 +49,18 @@ def read_rollouts(path: Path, lm: LanguageModel) -> list[Rollout]:
         except JaxinferError as error:
             message = str(error)
             raise InvalidOption(message if record.where in message else f"{record.where}: {message}") from None
+        if answer and answer[-1] in lm.eos_token_ids:
+            answer = answer[:-1]
+            if not answer:
+                continue
         tokens = (*prompt, *answer)
         if not answer or len(tokens) > lm.max_len:
             raise InvalidOption(f"{record.where}: {len(answer)} tokens after {len(prompt)} do not fit {lm.max_len}")
         if not all(type(one) is int and 0 <= one < lm.config.vocab_size for one in tokens):
             raise InvalidOption(f"{record.where}: holds token ids that the model does not have: it is of another model")
         rollouts.append(Rollout(tokens, len(prompt), float(score)))
+    if not rollouts:
+        raise InvalidOption(f"{path}: all answers are nothing but a stop token")
     return rollouts
 
 

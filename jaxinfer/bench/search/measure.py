@@ -137,7 +137,9 @@ def _measure(
         if way.judge == _LIKELIHOOD:
             return sum(result.logprobs) / len(result.logprobs)
         assert value is not None
-        return value_text(model, [*model.tokenizer.encode(problem.prompt), *result.tokens], value)[-1]
+        # As a search by the head, which reads no stop token.
+        ids = result.tokens[:-1] if result.tokens[-1] in model.eos_token_ids else result.tokens
+        return value_text(model, [*model.tokenizer.encode(problem.prompt), *ids], value)[-1]
 
     # A search looks in other places by itself, and then has plain decoding's text among those that it chooses from.
     sampling = SamplingParams(temperature=temperature if way.kind == BEST else 0, stop=task.stop, seed=1, logprobs=True)

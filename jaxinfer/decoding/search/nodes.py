@@ -37,12 +37,16 @@ class Held(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a text in the tree ends: its nodes, its length, the state of its grammar, and whether it has ended."""
+    """Where a text in the tree ends: its nodes, its length, the state of its grammar, and whether it has ended.
+
+    ``stopped_B`` says that it ended by a stop token.
+    """
 
     path_BM: Any
     lengths_B: Any
     grammar_states_B: Any
     ended_B: Any
+    stopped_B: Any
 
 
 class Actions(NamedTuple):
@@ -57,7 +61,7 @@ class Actions(NamedTuple):
 def root_place(state: DecodeState, num_nodes: int) -> Place:
     """Return the text as it stands; rows that have finished have ended."""
     path_BM = jnp.zeros((state.lengths_B.shape[0], num_nodes), bool).at[:, 0].set(True)
-    return Place(path_BM, state.lengths_B, state.grammar_states_B, state.finished_B)
+    return Place(path_BM, state.lengths_B, state.grammar_states_B, state.finished_B, state.finished_B)
 
 
 def add_token(
@@ -66,13 +70,15 @@ def add_token(
     """Return the place after one more token, which becomes node number ``node``; past an end nothing changes."""
     goes_on_B = ~place.ended_B
     lengths_B = place.lengths_B + goes_on_B
-    is_last_B = is_stop(state, token_B[:, None])[:, 0] | (lengths_B >= state.limits_B)
+    stops_B = is_stop(state, token_B[:, None])[:, 0]
+    is_last_B = stops_B | (lengths_B >= state.limits_B)
     reached_B = states_after(state.sampling, place.grammar_states_B, token_B)
     place = Place(
         place.path_BM.at[:, node].set(goes_on_B),
         lengths_B,
         jnp.where(goes_on_B, reached_B, place.grammar_states_B),
         place.ended_B | is_last_B,
+        place.stopped_B | (goes_on_B & stops_B),
     )
     held = held._replace(
         tokens_BM=held.tokens_BM.at[:, node].set(token_B), logprobs_BM=held.logprobs_BM.at[:, node].set(logprob_B)
@@ -81,15 +87,17 @@ def add_token(
 
 
 class Played(NamedTuple):
-    """What playing out a node found: what to try there, where the text ends, and the hidden state of its last token.
+    """What playing out a node found: what to try there, where the text ends, and two hidden states.
 
-    ``hidden_BD`` is None unless the last token was to be read.
+    ``hidden_BD`` is that of the text's last token but for a stop token, ``first_BD`` that of the node. They are None
+    unless the last token was to be read.
     """
 
     actions: Actions
     place: Place
     held: Held
     hidden_BD: Any
+    first_BD: Any
 
 
 def run_node(
@@ -127,7 +135,7 @@ def play_out(
 
     Find the tokens to try at the node too, the most probable ones, or with noise those that draws prefer: the first
     of these is what plain decoding draws. Where the text has ended already, nothing follows. With ``reads_last`` the
-    last token of the text is run too, but not in rows of ``known_B``, whose text had ended before the node.
+    last token of the text is run too, but no stop token, and nothing in rows of ``known_B``, where nothing is asked.
     """
     batch, end, backend = held.tokens_BM.shape[0], held.tokens_BM.shape[1], model.decoder.backend
     first, nothing_BR = end - depth, jnp.zeros((batch, num_actions), jnp.float32)
@@ -135,11 +143,12 @@ def play_out(
 
     def advance(step: Any, played: Played, counts_B: Any) -> Played:
         """Run the last token so far and, but after the last step, draw the next one."""
-        actions, place, held, hidden_BD = played
+        actions, place, held, hidden_BD, first_BD = played
         at = jnp.where(step == 0, node, first + step - 1)
         hidden_B1D, held = run_node(model, state, held, place, at, counts_B)
         if reads_last:
             hidden_BD = jnp.where(counts_B[:, None], hidden_B1D[:, 0], hidden_BD)
+            first_BD = jnp.where(step == 0, hidden_BD, first_BD)
 
         def draw() -> tuple[Actions, Place, Any, Any]:
             return _draw(step, hidden_B1D, actions, place, held)
@@ -149,7 +158,7 @@ def play_out(
 
         drawn = jax.lax.cond(step < depth, draw, stay) if reads_last and depth else draw()
         actions, place, tokens_BM, logprobs_BM = drawn
-        return Played(actions, place, held._replace(tokens_BM=tokens_BM, logprobs_BM=logprobs_BM), hidden_BD)
+        return Played(actions, place, held._replace(tokens_BM=tokens_BM, logprobs_BM=logprobs_BM), hidden_BD, first_BD)
 
     def _draw(step: Any, hidden_B1D: Any, actions: Actions, place: Place, held: Held) -> Any:
         logits_B1V, positions_B1 = model.logits(hidden_B1D), place.lengths_B[:, None]
@@ -199,7 +208,7 @@ def play_out(
             step, played = carry
             return step + 1, advance(step, played, ~played.place.ended_B)
 
-        return jax.lax.while_loop(goes_on, go_on, (jnp.int32(0), Played(no_actions, place, held, None)))[1]
+        return jax.lax.while_loop(goes_on, go_on, (jnp.int32(0), Played(no_actions, place, held, None, None)))[1]
 
     def lacks(carry: tuple[Any, Any, Played]) -> Any:
         step, read_B, _ = carry
@@ -207,10 +216,11 @@ def play_out(
 
     def read(carry: tuple[Any, Any, Played]) -> tuple[Any, Any, Played]:
         step, read_B, played = carry
-        return step + 1, read_B | played.place.ended_B, advance(step, played, ~read_B)
+        ended_B, played = played.place.ended_B, advance(step, played, ~read_B)
+        return step + 1, read_B | ended_B | played.place.stopped_B, played
 
     hidden_BD = jnp.zeros((batch, model.config.model_dim), backend.compute_dtype)
-    start = jnp.int32(0), known_B, Played(no_actions, place, held, hidden_BD)
+    start = jnp.int32(0), known_B, Played(no_actions, place, held, hidden_BD, hidden_BD)
     return jax.lax.while_loop(lacks, read, start)[2]
 
 

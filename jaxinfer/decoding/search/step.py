@@ -37,7 +37,10 @@ Score = Callable[[Array, Array, Array, Array], Array]
 
 
 class Leaf(NamedTuple):
-    """What the tree keeps of a node: where it stands, what may follow, what its text is worth and how it begins."""
+    """What the tree keeps of a node: where it stands, what may follow, what its text is worth and how it begins.
+
+    ``own_value_B`` is what a value head says of the text up to the node.
+    """
 
     place: Place
     tokens_BR: Any
@@ -45,6 +48,7 @@ class Leaf(NamedTuple):
     value_B: Any
     begin_BJ: Any
     begin_logprobs_BJ: Any
+    own_value_B: Any
 
 
 def prefill_search(
@@ -125,18 +129,20 @@ class _Search:
         state, strategy, head = self.state, self.strategy, self.head
         how = {"with_noise": with_noise, "reads_last": head is not None}
         sizes = strategy.depth, strategy.actions
-        actions, end, held, hidden_BD = play_out(self.model, state, held, place, node, *sizes, known_B, **how)
+        actions, end, held, *states = play_out(self.model, state, held, place, node, *sizes, known_B, **how)
         tokens_BM, logprobs_BM = path_of(end, held.tokens_BM), path_of(end, held.logprobs_BM)
         counts_B = end.lengths_B - state.lengths_B
+        own_value_B = jnp.zeros_like(counts_B, jnp.float32)
         if self.score is not None:
             value_B = self.score(~state.finished_B, tokens_BM, counts_B, end.ended_B)
         elif head is not None:
-            value_B = head_values(head, hidden_BD, self.model.decoder.backend).astype(jnp.float32)
+            values_B2 = head_values(head, jnp.stack(states, axis=1), self.model.decoder.backend)
+            value_B, own_value_B = jnp.unstack(values_B2.astype(jnp.float32), axis=1)
         else:
             # A row that has finished has no tokens here.
             value_B = jnp.sum(logprobs_BM, axis=1) / jnp.maximum(counts_B, 1)
         begins = tokens_BM[:, : strategy.tokens], logprobs_BM[:, : strategy.tokens]
-        return actions, Leaf(place, actions.tokens_BR, actions.logprobs_BR, value_B, *begins), held
+        return actions, Leaf(place, actions.tokens_BR, actions.logprobs_BR, value_B, *begins, own_value_B), held
 
     def grow(self, root: Leaf, held: Held, actions: Actions) -> tuple[Any, Held]:
         """Run all simulations; return mctx's tree and what the nodes share."""
@@ -163,10 +169,14 @@ class _Search:
                 for values_BR in (parent.tokens_BR, parent.logprobs_BR)
             )
             node = number + 1
-            known_B = parent.place.ended_B
+            had_ended_B = parent.place.ended_B
             place, shared = add_token(self.state, shared, parent.place, node, token_B, logprob_B)
-            actions, leaf, shared = self.leaf(shared, place, node, known_B)
-            leaf = leaf._replace(value_B=jnp.where(known_B, parent.value_B, leaf.value_B))
+            actions, leaf, shared = self.leaf(shared, place, node, place.stopped_B | had_ended_B)
+            value_B = jnp.where(had_ended_B, parent.value_B, leaf.value_B)
+            if self.head is not None:
+                # A model has learned nothing of what comes behind a stop token: the text before it is judged.
+                value_B = jnp.where(place.stopped_B & ~had_ended_B, parent.own_value_B, value_B)
+            leaf = leaf._replace(value_B=value_B)
             # The way to an end is worth what the whole text is; nothing below it counts.
             nothing_B = jnp.zeros_like(leaf.value_B)
             output = mctx.RecurrentFnOutput(

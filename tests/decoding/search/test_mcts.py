@@ -172,14 +172,15 @@ def test_a_search_ends_a_text_where_that_is_worth_most(lm):
     assert all(END not in one.tokens[:-1] for one in whole)
 
 
-def test_a_value_head_reads_the_last_token_of_each_text(lm, tmp_path):
+def test_a_value_head_reads_the_last_token_of_each_text_but_no_stop_token(lm, tmp_path):
     """A search by it is the search by a function that asks it about the same texts, of which some have ended."""
     head, asked = init_value_head(TOY.model_dim, 16, jax.random.key(1)), tmp_path / "value"
     write_value_head(asked, {**head, "out": {**head["out"], "kernel": jax.random.normal(jax.random.key(2), (1, 16))}})
     sampling = [replace(one, logit_bias={END: bias}) for one, bias in zip(SAMPLINGS, (6.0, 2.8, 5.5, 3.0))]
 
     def by_texts(candidates: list[Candidate]) -> list[float]:
-        return [value_text(lm, [*one.prompt_tokens, *one.tokens], asked)[-1] for one in candidates]
+        texts = [[*one.prompt_tokens, *one.tokens] for one in candidates]
+        return [value_text(lm, text[:-1] if text[-1] == END else text, asked)[-1] for text in texts]
 
     expected, searches = recorded(lm, value=by_texts, sampling=sampling)
     found = written(lm, replace(SEARCH, value=str(asked)), None, sampling=sampling)

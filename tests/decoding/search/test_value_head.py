@@ -49,7 +49,8 @@ def check(lm: LanguageModel, folder, **options) -> None:
 
     def by_texts(candidates: list[Candidate]) -> list[float]:
         seen.extend(candidates)
-        return [value_text(lm, [*one.prompt_tokens, *one.tokens], folder)[-1] for one in candidates]
+        texts = [[*one.prompt_tokens, *one.tokens] for one in candidates]
+        return [value_text(lm, text[:-1] if text[-1] == END else text, folder)[-1] for text in texts]
 
     search = TreeSearch(simulations=6, actions=3, **options)
     found = lm.generate(PROMPTS, **ASKED, strategy=replace(search, value=str(folder)))

@@ -35,11 +35,11 @@ def by_spring(candidates: list[Candidate]) -> list[float]:
 
 def drawn_head(width: int):
     head = init_value_head(width, 5, jax.random.key(0))
-    return {**head, "out": {"kernel": jax.random.normal(jax.random.key(1), (1, 5)), "bias": np.float32([0.25])}}
+    return {**head, "out": {"kernel": jax.random.normal(jax.random.key(1), (1, 5)), "bias": jnp.full(1, 0.25)}}
 
 
 def test_the_loss_is_the_squared_error_of_the_network_as_it_is_written_down():
-    rng, head = np.random.default_rng(0), jax.tree.map(np.asarray, drawn_head(8))
+    rng, head = np.random.default_rng(0), drawn_head(8)
     hidden_PD, scores_P = rng.standard_normal((6, 8)).astype(np.float32), rng.standard_normal(6).astype(np.float32)
     inner = hidden_PD @ head["inner"]["kernel"].T + head["inner"]["bias"]
     values_P = (inner / (1 + np.exp(-inner))) @ head["out"]["kernel"][0] + head["out"]["bias"]
@@ -64,8 +64,8 @@ def test_the_evaluation_counts_pairs_of_a_prompt_and_what_is_explained():
     rollouts = [Rollout((1, 2, 3), 1, score) for score in (0.0, 1.0, 1.0)]
     # The head's value is the first channel where the others are zero: nearly, as SiLU of a large number is itself.
     head = {
-        "inner": {"kernel": np.float32([[100, 0]]), "bias": np.float32([0])},
-        "out": {"kernel": np.float32([[0.01]]), "bias": np.float32([0])},
+        "inner": {"kernel": jnp.array([[100.0, 0.0]]), "bias": jnp.zeros(1)},
+        "out": {"kernel": jnp.array([[0.01]]), "bias": jnp.zeros(1)},
     }
     # The last token of the second answer says that it is the worst.
     first_P = np.float32([0.5, 0.1, 0.2, 0.5, 0.8, 0.1, 0.5, 0.9, 0.9])
