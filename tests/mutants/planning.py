@@ -27,8 +27,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "the cache is not read by a step",
         "jaxinfer/planning/footprint.py",
-        "footprint.unread_bytes(num_tokens) + footprint.cache_bytes\n",
-        "footprint.unread_bytes(num_tokens)\n",
+        "- unread + footprint.cache_bytes\n",
+        "- unread\n",
         "tests/planning/test_footprint.py",
     ),
     Fault(

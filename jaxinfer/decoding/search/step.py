@@ -79,8 +79,7 @@ def search_step(
     search = _Search(model, strategy, score, head, state)
     held = search.hold(lacks_B)
     place = root_place(state, strategy.headroom)
-    with_noise = strategy.policy == "gumbel"
-    actions, root, held = search.leaf(held, place, 0, state.finished_B, with_noise=with_noise)
+    actions, root, held = search.leaf(held, place, 0, state.finished_B, with_noise=strategy.policy == "gumbel")
     tree, held = search.grow(root, held, actions)
     tokens_BJ, logprobs_BJ = search.decided(tree, actions)
     count_B = jnp.where(state.finished_B, 0, until_end(state, tokens_BJ, jnp.full_like(lacks_B, strategy.tokens)))
