@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.results import GenerationResult
@@ -64,7 +64,7 @@ def imported(text: str) -> Scorer:
         raise argparse.ArgumentTypeError(f"{text!r} names no function: {error}") from None
     if not callable(found):
         raise argparse.ArgumentTypeError(f"{text!r} is no function")
-    return found
+    return cast(Scorer, found)
 
 
 def run(options: argparse.Namespace) -> int:
