@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     if options.value is not None:
         read_value_head(Path(options.value), model.config, model.backend, lambda: model.base_fingerprint)
     tasks = [TASKS[name]() for name in names]
-    name = DEFAULT_MODEL if options.model is None else options.model
+    name = DEFAULT_MODEL if options.model is None else Path(options.model).name
     with count_progress("search", num_runs(tasks, options.texts, options.value)) as advance:
         report = measure_search(
             name,
