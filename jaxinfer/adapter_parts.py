@@ -103,8 +103,10 @@ def _can_be_own(change: Change) -> bool:
 
 
 def _is_pair(leaf: Leaf, change: Change) -> bool:
-    """Tell whether a row can have its own of a matrix: a router's, or that of one of the experts alone."""
-    is_matrix = leaf.path[-2:] == ("router", "weights") or (leaf.path[-2] == EXPERTS and leaf.is_matrix_each)
+    """Tell whether a row can have its own of a matrix: a router's, a shared expert's gate, or one expert's alone."""
+    is_matrix = leaf.path[-2:] in (("router", "weights"), ("shared_gate", "weights")) or (
+        leaf.path[-2] == EXPERTS and leaf.is_matrix_each
+    )
     is_plain = all(part == Part(part.tensor) for parts in leaf.sources for part in parts)
     low = change.low
     return (

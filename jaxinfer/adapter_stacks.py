@@ -87,7 +87,7 @@ class AdapterStacks:
             layers, stacked, name, _ = locate((*path, KERNEL), kernel.shape)
             assert layers is not None
             return self._of_linear(layers, stacked, name.removesuffix(f".{KERNEL}"), loaded, sizes)
-        if path[-1] in ("router", EXPERTS):
+        if path[-1] in ("router", "shared_gate", EXPERTS):
             return self._of_pairs(node, path, loaded, sizes)
         if path[-1].endswith("norm"):
             return self._of_norm(node, path, loaded, sizes[0])
@@ -144,7 +144,10 @@ class AdapterStacks:
     def _of_pairs(
         self, node: Mapping[str, Any], path: tuple[str, ...], loaded: Sequence[Loaded], sizes: tuple[int, int]
     ) -> Params:
-        """Return the stacks of a router, or of each kernel of experts: ``"gate_down"``, ``"gate_up"`` and so on."""
+        """Return the stacks of a router, of a shared expert's gate, or of each kernel of experts.
+
+        The latter are ``"gate_down"``, ``"gate_up"`` and so on.
+        """
         stacks: Params = {}
         for part, kernel in node.items():
             layers, stacked, name, _ = locate((*path, part), kernel.shape)

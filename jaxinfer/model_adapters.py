@@ -82,7 +82,7 @@ class ModelAdapters:
             raise InvalidOption(f"adapter {name!r} is loaded already: unload it first, or choose another name")
         base, config = self._tensors(self._base), self._config
         folder = adapter_folder(where, revision=revision, token=token, notice=notice)
-        adapter = open_adapter(folder, self._names, config.num_layers, kernel_shapes(config), base.shapes())
+        adapter = open_adapter(folder, self._names, config, base.shapes())
         adapter = replace(adapter, origin=str(where) if revision is None else f"{where}@{revision}")
         others = OwnParts()
         if adapter.changes:

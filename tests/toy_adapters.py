@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from jaxinfer.checkpoint.adapters.other_tensors import PREFIX
 from jaxinfer.checkpoint.adapters.peft_folder import WEIGHTS
 from jaxinfer.checkpoint.adapters.settings import CONFIG
-from jaxinfer.models.adapters import kernel_shapes
+from jaxinfer.models.adapters import common_shapes
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.families.family import names_of
 from jaxinfer.models.families.registry import family_of
@@ -24,7 +24,7 @@ Tensors = dict[str, np.ndarray]
 def random_lora(config: DecoderConfig, seed: int, rank: int, only: tuple[str, ...] | None = None) -> Params:
     """Draw adapters for all linear layers, or those of some names, stacked over the layers."""
     rng, blocks = np.random.default_rng(seed), {}
-    for name, (outputs, inputs) in kernel_shapes(config).items():
+    for name, (outputs, inputs) in common_shapes(config).items():
         if only is not None and name not in only:
             continue
         part, _, linear = name.partition(".")

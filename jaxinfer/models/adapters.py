@@ -34,7 +34,7 @@ LOADED = "adapters"
 # The names of the embedding's and the output matrix's among the loaded ones.
 EMBED, HEAD = "embed", "head"
 
-# The logical axes of every kernel ``[out, in]`` of a block.
+# The logical axes of every kernel ``[out, in]`` of a dense block.
 ADAPTED: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "attention.query": ("heads", "embed"),
@@ -45,6 +45,14 @@ ADAPTED: Mapping[str, tuple[str, str]] = MappingProxyType(
         "mlp.gate": ("ffn", "embed"),
         "mlp.up": ("ffn", "embed"),
         "mlp.down": ("embed", "ffn"),
+    }
+)
+# Those of an expert that every token has beside the chosen ones.
+_SHARED: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "mlp.shared.gate": ("shared_ffn", "embed"),
+        "mlp.shared.up": ("shared_ffn", "embed"),
+        "mlp.shared.down": ("embed", "shared_ffn"),
     }
 )
 # Those of latent attention: what the compressed queries and rows are computed from, and by.
@@ -59,24 +67,35 @@ _OF_LATENTS: Mapping[str, tuple[str | None, str]] = MappingProxyType(
     }
 )
 # The names of all kernels that adapters may have a part in, in any block.
-ADAPTED_NAMES = tuple(dict.fromkeys((*ADAPTED, *_OF_LATENTS)))
+ADAPTED_NAMES = tuple(dict.fromkeys((*ADAPTED, *_SHARED, *_OF_LATENTS)))
 _RANK_AXIS: Mapping[str, int] = MappingProxyType({"down": 0, "up": 1})
 
 
 def kernel_axes(config: DecoderConfig) -> Mapping[str, tuple[str | None, str]]:
-    """Return the logical axes of every linear layer's kernel ``[out, in]`` in a block, by its name.
+    """Return the logical axes of every linear layer's kernel ``[out, in]`` in any block, by its name.
 
-    In a model of experts these are attention's: what adapters have of routers and experts is no part of them
-    (`jaxinfer.adapter_parts`). The matrices of latent attention's heads have none.
+    In a model of experts a block has some of them (`held_kernels`): what adapters have of routers and experts is no
+    part of them (`jaxinfer.adapter_parts`). The matrices of latent attention's heads have none.
     """
-    latent = config.latent
-    axes = ADAPTED if latent is None else {**ADAPTED, **_OF_LATENTS}
-    absent = {"mlp.gate"} if not config.gated_mlp else set()
+    latent, experts = config.latent, config.experts
+    axes = {**ADAPTED, **_SHARED} if latent is None else {**ADAPTED, **_SHARED, **_OF_LATENTS}
+    absent = {"mlp.gate", "mlp.shared.gate"} if not config.gated_mlp else set()
     absent |= {"attention.gate"} if not config.attention_gate else set()
-    absent |= {name for name in axes if name.startswith("mlp.")} if config.experts else set()
+    absent |= {name for name in ADAPTED if name.startswith("mlp.")} if all(config.sparse_layers) else set()
+    absent |= set(_SHARED) if experts is None or not experts.shared_dim else set()
     if latent is not None:
         absent |= {"attention.value", *(() if latent.query_rank else ("attention.query_latent",))}
     return MappingProxyType({name: both for name, both in axes.items() if name not in absent})
+
+
+def held_kernels(config: DecoderConfig, layer: int) -> frozenset[str]:
+    """Return the names of the kernels of `kernel_axes` that a layer's block has."""
+    is_sparse = config.sparse_layers[layer]
+    return frozenset(
+        name
+        for name in kernel_axes(config)
+        if not name.startswith("mlp.") or name.startswith("mlp.shared.") == is_sparse
+    )
 
 
 def kernel_shapes(config: DecoderConfig) -> Mapping[str, tuple[int, int]]:
@@ -87,11 +106,15 @@ def kernel_shapes(config: DecoderConfig) -> Mapping[str, tuple[int, int]]:
         "embed": config.model_dim,
         "heads": config.num_heads * config.head_dim,
         "kv_heads": config.num_kv_heads * config.head_dim,
-        "ffn": config.ffn_dim,
+        **_feed_forward_sizes(config),
     }
     return MappingProxyType(
         {name: (sizes[out_axis], sizes[in_axis]) for name, (out_axis, in_axis) in kernel_axes(config).items()}
     )
+
+
+def _feed_forward_sizes(config: DecoderConfig) -> dict[str, int]:
+    return {"ffn": config.ffn_dim, "shared_ffn": config.experts.shared_dim if config.experts else 0}
 
 
 def _latent_shapes(config: DecoderConfig) -> Mapping[str, tuple[int, int]]:
@@ -105,7 +128,7 @@ def _latent_shapes(config: DecoderConfig) -> Mapping[str, tuple[int, int]]:
         "content_heads": config.num_heads * latent.content_dim,
         "rotary_heads": config.num_heads * rope.dim,
         "value_heads": config.num_heads * latent.value_dim,
-        "ffn": config.ffn_dim,
+        **_feed_forward_sizes(config),
     }
     return MappingProxyType(
         {
@@ -115,15 +138,21 @@ def _latent_shapes(config: DecoderConfig) -> Mapping[str, tuple[int, int]]:
     )
 
 
-def adapter_shapes(config: DecoderConfig, num_layers: int, rank: int) -> Mapping[str, tuple[int, ...]]:
-    """Return the shape of every adapter parameter, by path, for all linear layers of ``num_layers`` blocks.
+def common_shapes(config: DecoderConfig) -> Mapping[str, tuple[int, int]]:
+    """Return those of `kernel_shapes` that every block has."""
+    held = [held_kernels(config, layer) for layer in range(config.num_layers)]
+    return {name: shape for name, shape in kernel_shapes(config).items() if all(name in names for names in held)}
 
-    Raises InvalidOption for latent attention.
+
+def adapter_shapes(config: DecoderConfig, num_layers: int, rank: int) -> Mapping[str, tuple[int, ...]]:
+    """Return the shape of every adapter parameter, by path, for the linear layers that all of a model's blocks have.
+
+    They are stacked over ``num_layers`` blocks. Raises InvalidOption for latent attention.
     """
     if config.latent is not None:
         raise InvalidOption(f"adapters: the latent attention of {config.family} takes none in training: leave them out")
     shapes = {}
-    for name, (outputs, inputs) in kernel_shapes(config).items():
+    for name, (outputs, inputs) in common_shapes(config).items():
         shapes[f"{name}.{ADAPTER}.down"] = (num_layers, rank, inputs)
         shapes[f"{name}.{ADAPTER}.up"] = (num_layers, outputs, rank)
     return MappingProxyType(shapes)

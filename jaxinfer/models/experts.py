@@ -31,7 +31,7 @@ class MixtureOfExperts(nn.Module):
     """A router's choice of experts for each token, and their weighted sum beside that of a shared expert, if any.
 
     The experts' kernels are stacked, ``[E, out, in]``, quantized or not. A row's loaded adapter may have parts in the
-    router and in any expert (`jaxinfer.models.adapters`).
+    router and in any expert, the shared one too (`jaxinfer.models.adapters`).
     """
 
     config: DecoderConfig
@@ -57,9 +57,9 @@ class MixtureOfExperts(nn.Module):
         output_BTD = (_to_scaled if experts.scales_inputs else _to_alike)(apply, inputs_BTD, chosen_BTC, weights_BTC)
         output_BTD = tap(self, "chosen", output_BTD)
         if experts.shared_dim:
-            shared_BTD = MLP(config, backend, experts.shared_dim, "shared_ffn", name="shared")(inputs_BTD)
+            shared_BTD = MLP(config, backend, experts.shared_dim, "shared_ffn", name="shared")(inputs_BTD, adapters_B)
             if experts.shared_gate:
-                logit_BT1, _ = Scores(1, backend, name="shared_gate")(inputs_BTD)
+                logit_BT1, _ = Scores(1, backend, name="shared_gate")(inputs_BTD, adapters_B)
                 shared_BTD = rounded(jax.nn.sigmoid(logit_BT1).astype(shared_BTD.dtype) * shared_BTD)
             output_BTD = output_BTD + shared_BTD
         return tap(self, "result", output_BTD)

@@ -83,6 +83,13 @@ FAULTS: tuple[Fault, ...] = (
         "logits_BTE, correction_E = router(inputs_BTD)",
         _OF_EXPERTS,
     ),
+    Fault(
+        "a shared expert has no adapter",
+        "jaxinfer/models/experts.py",
+        '"shared_ffn", name="shared")(inputs_BTD, adapters_B)',
+        '"shared_ffn", name="shared")(inputs_BTD)',
+        f"{_OF_EXPERTS}::test_dense_layers_shared_experts_and_their_gates_are_a_rows_own",
+    ),
     Fault("adapters are one off", _LINEAR, "adapters_B - 1, split", "adapters_B - 2, split", _BITS),
     Fault(
         "a gain is a row's that has none",

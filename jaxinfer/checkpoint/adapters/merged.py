@@ -11,7 +11,6 @@ from jaxinfer.checkpoint.adapters.peft_folder import Adapter, open_adapter, plac
 from jaxinfer.checkpoint.adapters.place import adapter_folder
 from jaxinfer.checkpoint.source import Checkpoint, QuantizedSource, SparingSource, TensorSource, TypedTensorSource
 from jaxinfer.errors import InvalidOption, UnsupportedModel
-from jaxinfer.models.adapters import kernel_shapes
 from jaxinfer.models.families.family import TensorNames
 from jaxinfer.models.families.registry import family_of
 
@@ -61,9 +60,9 @@ def merge_into(
     names = family.tensor_names(config)
     stored = checkpoint.tensors.shapes()
     folder = adapter_folder(where, token=token, notice=notice)
-    adapter = open_adapter(folder, names, config.num_layers, kernel_shapes(config), stored)
+    adapter = open_adapter(folder, names, config, stored)
     names_there = names.spelled_in(stored)
-    own = dict(zip(places_of(names, config.num_layers), places_of(names_there, config.num_layers)))
+    own = dict(zip(places_of(names, config), places_of(names_there, config)))
     matrices, places = (
         {own[tensor]: value for tensor, value in each.items()} for each in (adapter.matrices, adapter.places)
     )

@@ -16,7 +16,8 @@ from jaxinfer.checkpoint.adapters.settings import CONFIG, AdapterSettings, read_
 from jaxinfer.checkpoint.hf_folder import PICKLE_SUFFIXES, refuse_pickle
 from jaxinfer.checkpoint.safetensors_file import SafetensorsFile
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint
-from jaxinfer.models.adapters import ADAPTED_NAMES
+from jaxinfer.models.adapters import ADAPTED_NAMES, held_kernels, kernel_shapes
+from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.families.family import Part, TensorNames
 
 WEIGHTS = "adapter_model.safetensors"
@@ -68,29 +69,27 @@ class Adapter:
 def open_adapter(
     folder: str | Path,
     names: TensorNames,
-    num_layers: int,
-    shapes: Mapping[str, tuple[int, int]],
+    config: DecoderConfig,
     stored: Mapping[str, tuple[int, ...]],
 ) -> Adapter:
     """Read a PEFT folder for a base model with these tensor names.
 
-    ``shapes`` maps a kernel's name in a block to ``(out, in)``; ``stored`` are the shapes of all of the model's
-    tensors. Raises :class:`CheckpointNotFound` for a folder of something else, :class:`UnsupportedModel` for a change
-    of what the model does not have, and :class:`InvalidCheckpoint` for one that does not fit.
+    ``stored`` are the shapes of all of the model's tensors. Raises :class:`CheckpointNotFound` for a folder of
+    something else, :class:`UnsupportedModel` for a change of what the model does not have, and
+    :class:`InvalidCheckpoint` for one that does not fit.
     """
     path = Path(folder)
     if not (path / CONFIG).is_file():
         raise CheckpointNotFound(f"{path}: no {CONFIG}: give a folder that PEFT saved an adapter in, or a hub id")
     settings = read_settings(path)
-    return read_matrices(path, settings, names, num_layers, shapes, stored)
+    return read_matrices(path, settings, names, config, stored)
 
 
 def read_matrices(
     path: Path,
     settings: AdapterSettings,
     names: TensorNames,
-    num_layers: int,
-    shapes: Mapping[str, tuple[int, int]],
+    config: DecoderConfig,
     stored: Mapping[str, tuple[int, ...]],
 ) -> Adapter:
     """Read an adapter's tensors, and check that they are what its settings and the base model ask for.
@@ -107,13 +106,11 @@ def read_matrices(
         found.setdefault(module, {})[_ENDINGS[match["ending"]]] = tensor
     spellings = [names, names.moved(names.optional_prefix, names.other_prefix)]
     places = max(
-        (places_of(spelling, num_layers) for spelling in spellings),
+        (places_of(spelling, config) for spelling in spellings),
         key=lambda places: sum(f"{module}.weight" in places for module in found),
     )
     # Both spellings name the same tensors in the same order.
-    own = dict(zip(places, places_of(names, num_layers)))
-    # A model of experts has names of dense layers, too, in which no adapter has a part.
-    places = {tensor: held for tensor, held in places.items() if all(place.name in shapes for place in held)}
+    own = dict(zip(places, places_of(names, config)))
     matrices: dict[str, LowRank] = {}
     others: dict[str, LowRank] = {}
     for module, parts in found.items():
@@ -125,6 +122,7 @@ def read_matrices(
     is_tied = settings.is_tied and "head.kernel" not in names.top
     asked = {module for module in found if not (is_tied and f"{module}.weight" == HEAD)}
     _check_targets(path, settings, asked, places)
+    shapes = kernel_shapes(config)
     for tensor, low in matrices.items():
         _check_fit(path, tensor, low, places[tensor], shapes)
     changes = read_changes(path, settings, tensors, names, stored, others)
@@ -138,13 +136,14 @@ def read_matrices(
     )
 
 
-def places_of(names: TensorNames, num_layers: int) -> dict[str, tuple[Place, ...]]:
+def places_of(names: TensorNames, config: DecoderConfig) -> dict[str, tuple[Place, ...]]:
     """Return the kernels that each tensor of a linear layer of the blocks holds."""
     places: dict[str, tuple[Place, ...]] = {}
-    for layer in range(num_layers):
+    for layer in range(config.num_layers):
+        held = held_kernels(config, layer)
         for name in ADAPTED_NAMES:
             source = names.block.get(f"{name}.kernel")
-            if source is None or isinstance(source, tuple):
+            if name not in held or source is None or isinstance(source, tuple):
                 continue  # of several tensors: no family has such kernels
             part = source if isinstance(source, Part) else Part(source)
             part = replace(part, tensor=part.tensor.format(layer=layer))

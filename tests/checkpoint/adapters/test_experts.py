@@ -30,13 +30,44 @@ DESCRIBED = {
 }
 EXPERTS = "model.layers.{}.block_sparse_moe.experts.{}."
 PROMPTS = [[3, 9, 14, 27, 30, 2, 11], [5, 5, 21, 8, 33], [3, 9, 14, 27, 30, 2, 11], [19, 1, 1, 38, 6, 12]]
+# A dense layer, and one with a shared expert that has a gate.
+WITH_SHARED = {
+    "model_type": "qwen2_moe",
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "mlp_only_layers": [0],
+    "max_position_embeddings": 64,
+}
+DENSE, SHARED = "model.layers.0.mlp.", "model.layers.1.mlp.shared_expert"
 # Kernels by the checkpoint's names: all experts' and the router's, or the first matrix of one expert.
 ADAPTERS = {"all": ("w1", "w2", "w3", "gate"), "one": ("w2",)}
 
 
+def save(folder, modules, rank: int, targets):
+    """Write an adapter of modules, whose shapes ``[out, in]`` are given."""
+    rng, tensors = np.random.default_rng(rank), {}
+    for module, (outputs, inputs) in modules.items():
+        down, up = rng.standard_normal((rank, inputs)), rng.standard_normal((outputs, rank))
+        tensors[f"{PREFIX}{module}.lora_A.weight"] = (down * inputs**-0.5).astype(np.float32)
+        tensors[f"{PREFIX}{module}.lora_B.weight"] = (up * rank**-0.5).astype(np.float32)
+    folder.mkdir()
+    save_file(tensors, folder / WEIGHTS)
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(targets)}
+    (folder / CONFIG).write_text(json.dumps(settings))
+    return folder
+
+
 def write(folder, name: str, rank: int):
     """Write an adapter of experts: of all of them, or of the third of the last layer."""
-    rng, tensors = np.random.default_rng(rank), {}
+    modules = {}
     sizes = {"w1": (24, 32), "w3": (24, 32), "w2": (32, 24), "gate": (4, 32)}
     for layer in range(2):
         for target in ADAPTERS[name]:
@@ -44,16 +75,8 @@ def write(folder, name: str, rank: int):
             for expert in range(4 if target != "gate" else 1):
                 if name == "one" and (layer, expert) != (1, 2):
                     continue
-                outputs, inputs = sizes[target]
-                module = f"{PREFIX}{inside.format(layer, expert)}{target}"
-                down, up = rng.standard_normal((rank, inputs)), rng.standard_normal((outputs, rank))
-                tensors[f"{module}.lora_A.weight"] = (down * inputs**-0.5).astype(np.float32)
-                tensors[f"{module}.lora_B.weight"] = (up * rank**-0.5).astype(np.float32)
-    folder.mkdir()
-    save_file(tensors, folder / WEIGHTS)
-    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(ADAPTERS[name])}
-    (folder / CONFIG).write_text(json.dumps(settings))
-    return folder
+                modules[f"{inside.format(layer, expert)}{target}"] = sizes[target]
+    return save(folder, modules, rank, ADAPTERS[name])
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +124,20 @@ def test_a_row_is_the_merged_model_and_has_the_bits_that_it_has_alone(model):
     for row in (0, 2):
         count = len(PROMPTS[row])
         np.testing.assert_array_equal(logits(model, [row], NAMES)[0, :count], together[row, :count])
+
+
+def test_dense_layers_shared_experts_and_their_gates_are_a_rows_own(tmp_path):
+    config = family_of(WITH_SHARED).translate(WITH_SHARED)
+    lm = LanguageModel(config, random_params(config, seed=3), choose_backend("float32", "cpu"))
+    parts = {
+        "dense": {f"{DENSE}{name}_proj": (40, 32) for name in ("gate", "up")} | {f"{DENSE}down_proj": (32, 40)},
+        "shared": {f"{SHARED}.{name}_proj": (16, 32) for name in ("gate", "up")} | {f"{SHARED}.down_proj": (32, 16)},
+        "gate": {f"{SHARED}_gate": (1, 32)},
+    }
+    for rank, (name, modules) in enumerate(parts.items(), 3):
+        lm.load_adapter(name, save(tmp_path / name, modules, rank, modules))
+    names = (*parts, None)
+    is_merged(logits(lm, range(4), names), names, lm)
 
 
 @pytest.mark.exhaustive

@@ -12,7 +12,6 @@ from jaxinfer.checkpoint.adapters.other_tensors import check_tied
 from jaxinfer.checkpoint.adapters.peft_folder import open_adapter
 from jaxinfer.checkpoint.convert import convert
 from jaxinfer.errors import JaxinferError
-from jaxinfer.models.adapters import kernel_shapes
 from jaxinfer.models.families.family import TensorNames
 from jaxinfer.models.families.llama import LLAMA
 from tests.models.variants import VARIANTS
@@ -42,7 +41,7 @@ def edited(folder, settings: dict[str, Any], tensors: dict[str, np.ndarray], nam
         stored.update({PEFT + name: array for name, array in tensors.items()})
 
     edit_adapter(folder, edit)
-    return open_adapter(folder, names, TINY_LLAMA.num_layers, kernel_shapes(TINY_LLAMA), SHAPES)
+    return open_adapter(folder, names, TINY_LLAMA, SHAPES)
 
 
 def test_tensors_are_replaced_by_name_by_row_and_added_to(folder):

@@ -40,6 +40,9 @@ FAMILIES = {
     "gemma2": [ALL],
     "qwen2-mixed-tied": [ALL],
     "glm4": [ALL],
+    "qwen2_moe-shared-one_dense": [{**ALL, "target_modules": ["gate_proj", "down_proj", "shared_expert_gate"]}],
+    "granitemoeshared-bias": [{**ALL, "target_modules": ["input_linear", "output_linear"], "use_dora": True}],
+    "llama4": [{**ALL, "target_modules": ["up_proj", "down_proj", "q_proj"]}],
 }
 
 

@@ -9,7 +9,6 @@ from jaxinfer.checkpoint.adapters.merged import MergedTensors
 from jaxinfer.checkpoint.adapters.peft_folder import WEIGHTS, open_adapter
 from jaxinfer.checkpoint.adapters.settings import CONFIG, read_settings
 from jaxinfer.errors import JaxinferError
-from jaxinfer.models.adapters import kernel_shapes
 from jaxinfer.models.families.registry import family_of
 from tests.toy_adapters import edit_adapter, with_magnitudes, write_adapter
 from tests.toys import TINY_LLAMA
@@ -22,7 +21,7 @@ KEY = f"base_model.model.{QUERY.format(0)}.lora_A.weight"
 
 
 def opened(folder):
-    return open_adapter(folder, NAMES, TINY_LLAMA.num_layers, kernel_shapes(TINY_LLAMA), SHAPES)
+    return open_adapter(folder, NAMES, TINY_LLAMA, SHAPES)
 
 
 @pytest.fixture
