@@ -11,11 +11,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxinfer.adapter_parts import HEAD_SHIFT, OwnParts
 from jaxinfer.checkpoint.adapters.peft_folder import Adapter
-from jaxinfer.models.adapters import EMBED, HEAD, kernel_axes, kernel_shapes
+from jaxinfer.models.adapters import EMBED, HEAD, OF_HEADS, kernel_axes, kernel_shapes
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.layers import BLOCKS, EXPERTS, KERNEL, TRANSPOSED_KERNEL, locate
 from jaxinfer.models.own_tables import COPY
-from jaxinfer.models.padding import adapter_sources
+from jaxinfer.models.padding import adapter_sources, pad_config
 from jaxinfer.notation import EXPERT, PIPELINE, TENSOR, Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.each_device import even_axis
@@ -87,6 +87,10 @@ class AdapterStacks:
             layers, stacked, name, _ = locate((*path, KERNEL), kernel.shape)
             assert layers is not None
             return self._of_linear(layers, stacked, name.removesuffix(f".{KERNEL}"), loaded, sizes)
+        if ".".join(path[-2:]) in OF_HEADS:
+            layers, stacked, name, _ = locate((*path, "weights"), node["weights"].shape)
+            assert layers is not None
+            return self._of_linear(layers, stacked, name.removesuffix(".weights"), loaded, sizes)
         if path[-1] in ("router", "shared_gate", EXPERTS):
             return self._of_pairs(node, path, loaded, sizes)
         if path[-1].endswith("norm"):
@@ -133,7 +137,12 @@ class AdapterStacks:
             added[place] = _spread(shift, of_outputs)
         out_axis, in_axis = (SPLIT_BY.get(axis or "") for axis in kernel_axes(self.config)[name])
         stacks = {}
-        if parts:
+        if parts and name in OF_HEADS:
+            # Each head's matrices stand together.
+            of_heads = np.moveaxis(up.reshape(*up.shape[:-1], self._heads, -1), -2, 1)
+            placed = self._placed(of_heads, None, stacked, first=out_axis)
+            stacks = {"down": self._placed(down, None, stacked), "up": placed}
+        elif parts:
             stacks = {"down": self._placed(down, in_axis, stacked), "up": self._placed(up, out_axis, stacked)}
         if any(part.gain_O is not None for part in parts.values()):
             stacks["gain"] = self._placed(gain, out_axis, stacked)
@@ -176,8 +185,8 @@ class AdapterStacks:
                 even_axis(TENSOR, kernel.shape[-1 if part == "down" else -2], backend),
             )
             by_in, by_out = (ffn, None) if part == "down" else (None, ffn)
-            stacks[f"{part}_down"] = self._placed(down, by_in, stacked, of_experts=expert_axis)
-            stacks[f"{part}_up"] = self._placed(up, by_out, stacked, of_experts=expert_axis)
+            stacks[f"{part}_down"] = self._placed(down, by_in, stacked, first=expert_axis)
+            stacks[f"{part}_up"] = self._placed(up, by_out, stacked, first=expert_axis)
         return stacks
 
     def _of_norm(self, node: Mapping[str, Any], path: tuple[str, ...], loaded: Sequence[Loaded], number: int) -> Params:
@@ -254,6 +263,11 @@ class AdapterStacks:
         return reduce(lambda node, name: node[name], path, self._padding)
 
     @cached_property
+    def _heads(self) -> int:
+        """The number of query heads on all devices."""
+        return pad_config(self.config, self.partitioner.tensor).num_heads
+
+    @cached_property
     def _padding(self) -> Params:
         return self.partitioner.padding(self.config, self.backend)
 
@@ -263,12 +277,12 @@ class AdapterStacks:
         split: str | None,
         of_layers: bool | None = None,
         axis: int = -1,
-        of_experts: str | None = None,
+        first: str | None = None,
     ) -> jax.Array:
         """Put a stack on the devices, an axis of it split as the base's is.
 
-        Its first axis is of layers, or of the one layer that a parameter belongs to; None: it has no such axis. What
-        splits the experts splits the next one.
+        Its first axis is of layers, or of the one layer that a parameter belongs to; None: it has no such axis. The
+        next one, of experts or heads, may be split too.
         """
         mesh = self.partitioner.mesh
         backend = self.partitioner.partition(self.config, self.backend).backend
@@ -277,8 +291,8 @@ class AdapterStacks:
             return jax.device_put(values)
         axes: list[str | None] = [None] * values.ndim
         axes[axis] = split
-        if of_experts is not None:
-            axes[1 if of_layers else 0] = of_experts
+        if first is not None:
+            axes[1 if of_layers else 0] = first
         if of_layers and backend.stages > 1:
             axes[0] = PIPELINE
         sharding = NamedSharding(mesh, PartitionSpec(*axes))

@@ -10,7 +10,8 @@ Loaded ones stand beside a model's parameters, under `LOADED`, in a tree like th
 [N, R, out]}`` for each linear layer that any of the N has a part in, and a stack of these where its kernel is one.
 ``"gain": [N, out]`` multiplies what the kernel alone gives (DoRA; Liu et al., 2402.09353), ``"shift": [N, out]`` is
 added at last. A router has such a pair, and experts have ``"gate_down": [E, N, R, in]``, ``"gate_up": [E, N, R, out]``
-and so on, of each kernel that any adapter has a part in. A norm has ``"scale"`` and ``"bias"`` ``[N, D]``; what the
+and so on, of each kernel that any adapter has a part in. Of latent attention's heads (`OF_HEADS`) ``"up"`` has an axis
+of heads first. A norm has ``"scale"`` and ``"bias"`` ``[N, D]``; what the
 embedding and the output matrix have, `EMBED` and `HEAD`, says `jaxinfer.models.own_tables`. Which rows have which is
 an array ``adapters_B`` int32: 0 is none, k the k-th. Ranks are filled up with zeros.
 """
@@ -64,8 +65,12 @@ _OF_LATENTS: Mapping[str, tuple[str | None, str]] = MappingProxyType(
         "attention.content": ("content_heads", "query_latent"),
         "attention.query": ("rotary_heads", "query_latent"),
         "attention.output": ("embed", "value_heads"),
+        "attention.key_heads": ("content_heads", "latent"),
+        "attention.value_heads": ("value_heads", "latent"),
     }
 )
+# Matrices that heads have, all heads' rows as one kernel ``[N * out, in]``.
+OF_HEADS = ("attention.key_heads", "attention.value_heads")
 # The names of all kernels that adapters may have a part in, in any block.
 ADAPTED_NAMES = tuple(dict.fromkeys((*ADAPTED, *_SHARED, *_OF_LATENTS)))
 _RANK_AXIS: Mapping[str, int] = MappingProxyType({"down": 0, "up": 1})
@@ -75,7 +80,7 @@ def kernel_axes(config: DecoderConfig) -> Mapping[str, tuple[str | None, str]]:
     """Return the logical axes of every linear layer's kernel ``[out, in]`` in any block, by its name.
 
     In a model of experts a block has some of them (`held_kernels`): what adapters have of routers and experts is no
-    part of them (`jaxinfer.adapter_parts`). The matrices of latent attention's heads have none.
+    part of them (`jaxinfer.adapter_parts`).
     """
     latent, experts = config.latent, config.experts
     axes = {**ADAPTED, **_SHARED} if latent is None else {**ADAPTED, **_SHARED, **_OF_LATENTS}
@@ -96,6 +101,11 @@ def held_kernels(config: DecoderConfig, layer: int) -> frozenset[str]:
         for name in kernel_axes(config)
         if not name.startswith("mlp.") or name.startswith("mlp.shared.") == is_sparse
     )
+
+
+def parameter_of(name: str) -> str:
+    """Return the name of the parameter that is a kernel of `kernel_axes`."""
+    return f"{name}.{'weights' if name in OF_HEADS else 'kernel'}"
 
 
 def kernel_shapes(config: DecoderConfig) -> Mapping[str, tuple[int, int]]:
@@ -124,6 +134,7 @@ def _latent_shapes(config: DecoderConfig) -> Mapping[str, tuple[int, int]]:
     outputs = {"attention.latent": latent.rank, "attention.key": rope.dim, "attention.query_latent": latent.query_rank}
     sizes = {
         "embed": config.model_dim,
+        "latent": latent.rank,
         "query_latent": latent.query_rank or config.model_dim,
         "content_heads": config.num_heads * latent.content_dim,
         "rotary_heads": config.num_heads * rope.dim,

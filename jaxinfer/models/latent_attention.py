@@ -7,6 +7,7 @@ layout, kernel and mesh takes it as it takes any head that all queries share.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -17,7 +18,7 @@ from jaxinfer.cache.interface import Cache, Scores
 from jaxinfer.models.cache_rows import cached_width
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.latent import NORM_EPS
-from jaxinfer.models.linear import Linear, parameter, project
+from jaxinfer.models.linear import Linear, gained, loaded_stacks, parameter, project, shifted
 from jaxinfer.models.norm import Norm
 from jaxinfer.models.step import Step
 from jaxinfer.models.taps import tap
@@ -25,6 +26,7 @@ from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.hadamard import even_out, evened_query
 from jaxinfer.ops.head_products import multiply_heads
+from jaxinfer.ops.low_rank_heads import add_pairs
 from jaxinfer.ops.rotation import rotate
 from jaxinfer.ops.rows_in_bytes import holds_bytes
 
@@ -68,8 +70,8 @@ class LatentAttention(nn.Module):
             tap(self, name, flat).reshape(*flat.shape[:2], config.num_heads, -1)
             for name, flat in zip(("contents", "queries"), project(own, wide, step.adapters_B))
         )
-        key_heads_NRH = HeadMatrices(config.num_heads, latent.rank, latent.content_dim, backend, name="key_heads")()
-        absorbed_BTNR = multiply_heads(content_BTNH, key_heads_NRH, backend)
+        key_heads = HeadMatrices(config.num_heads, latent.rank, latent.content_dim, backend, name="key_heads")
+        absorbed_BTNR = key_heads.absorb(content_BTNH, step.adapters_B)
         query_BTNH = jnp.concatenate([rotate(rotary_BTNP, *rotation), absorbed_BTNR], axis=-1)
         query_BTNH = tap(self, "rotated_queries", query_BTNH)
         key_BT1P = rotate(key_BTP[:, :, None], *rotation)
@@ -95,15 +97,20 @@ class LatentAttention(nn.Module):
         if in_bytes:
             # Rows are mixed as they stand in the cache, evened out.
             mixed_BTNH = evened_query(mixed_BTNH, backend.platform)
-        value_heads_NVR = HeadMatrices(config.num_heads, latent.value_dim, latent.rank, backend, name="value_heads")()
-        values_BTNV = multiply_heads(mixed_BTNH[..., rotary_dim : config.head_dim], value_heads_NVR, backend)
+        value_heads = HeadMatrices(config.num_heads, latent.value_dim, latent.rank, backend, name="value_heads")
+        values_BTNV = value_heads.make(mixed_BTNH[..., rotary_dim : config.head_dim], step.adapters_B)
         mixed = tap(self, "mixed", values_BTNV).reshape(*values_BTNV.shape[:2], -1)
         output = Linear(config.model_dim, ("embed", "value_heads"), backend, config.output_bias, name="output")
         return tap(self, "result", output(mixed, step.adapters_B)), cache
 
 
 class HeadMatrices(nn.Module):
-    """A matrix ``[out, in]`` for each head, never in few bits."""
+    """A matrix ``[out, in]`` for each head, never in few bits.
+
+    Those of keys are absorbed: what they give is a query that rows are compared with. A row's loaded adapter may have
+    pairs of them, of which a half is shared by the heads (`jaxinfer.models.adapters`): of keys the one that comes after
+    the heads', of values the one before.
+    """
 
     num_heads: int
     outputs: int
@@ -115,3 +122,46 @@ class HeadMatrices(nn.Module):
         init: Any = nn.initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=2, out_axis=1, batch_axis=0)
         shape, dtype = (self.num_heads, self.outputs, self.inputs), jnp.dtype(self.backend.param_dtype)
         return parameter(self, "weights", init, ("latent_heads", None, None), shape, dtype)
+
+    def absorb(
+        self, content_BTNH: Float[Array, "B T N H"], adapters_B: Int[Array, " B"] | None
+    ) -> Float[Array, "B T N R"]:
+        """Return what rows are compared with instead of keys.
+
+        What an adapter adds to all keys of a head alike (``"shift"``) changes no weight.
+        """
+        matrices_NRH, own, ids_B = self(), self._own(adapters_B), _ids(adapters_B)
+        if own is None:
+            return multiply_heads(content_BTNH, matrices_NRH, self.backend)
+        gained_BTNH = _flatly(partial(gained, own=own, ids_B=ids_B, backend=self.backend), content_BTNH)
+        absorbed_BTNR = multiply_heads(gained_BTNH, matrices_NRH, self.backend)
+        if "up" not in own:
+            return absorbed_BTNR
+        # The other way round: ``up`` makes keys, and so comes first here; its gain is a part of it.
+        return add_pairs(absorbed_BTNR, content_BTNH, own["up"], own["down"], ids_B, self.backend)
+
+    def make(self, mixed_BTNR: Float[Array, "B T N R"], adapters_B: Int[Array, " B"] | None) -> Float[Array, "B T N V"]:
+        """Return the heads' values of rows that have been mixed."""
+        values_BTNV, own, ids_B = (
+            multiply_heads(mixed_BTNR, self(), self.backend),
+            self._own(adapters_B),
+            _ids(adapters_B),
+        )
+        if own is None:
+            return values_BTNV
+        values_BTNV = _flatly(partial(gained, own=own, ids_B=ids_B, backend=self.backend), values_BTNV)
+        if "up" in own:
+            values_BTNV = add_pairs(values_BTNV, mixed_BTNR, own["down"], own["up"], ids_B, self.backend)
+        return _flatly(partial(shifted, own=own, ids_B=ids_B), values_BTNV)
+
+    def _own(self, adapters_B: Int[Array, " B"] | None) -> Any:
+        return None if adapters_B is None else loaded_stacks(self)
+
+
+def _ids(adapters_B: Any) -> Any:
+    return None if adapters_B is None else adapters_B - 1
+
+
+def _flatly(change: Any, heads_BTNF: jax.Array) -> jax.Array:
+    """Change rows whose heads are one vector."""
+    return change(heads_BTNF.reshape(*heads_BTNF.shape[:2], -1)).reshape(heads_BTNF.shape)

@@ -137,10 +137,7 @@ def _with_own(
             continue
         base = output
         if "gain" in own:
-            scaled = output * of_rows(own["gain"], ids_B, output)
-            # Rounded before a bias or the adapter is added, whatever the program.
-            scaled = rounded(scaled) if backend.platform == "cpu" else scaled
-            base = jnp.where((ids_B < 0)[:, None, None], output, scaled)
+            base = gained(output, own, ids_B, backend)
             base = base if bias is None else (base + bias.astype(base.dtype)).astype(base.dtype)
         result = add_up(base, next(inner), own["up"], ids_B, backend, out_axis) if "up" in own else base
         results.append(shifted(result, own, ids_B))
@@ -150,6 +147,18 @@ def _with_own(
 def of_rows(stack: Any, ids_B: Int[Array, " B"], like: Float[Array, "B T O"]) -> jax.Array:
     """Return each row's own vector as ``[B, 1, O]``; what a row of a negative id gets means nothing."""
     return own_rows(stack, ids_B)[:, None].astype(like.dtype)
+
+
+def gained(
+    outputs_BTO: Float[Array, "B T O"], own: Any, ids_B: Int[Array, " B"], backend: Backend
+) -> Float[Array, "B T O"]:
+    """Multiply outputs by each row's own ``"gain"``, if there is one; rows of a negative id keep their bits."""
+    if "gain" not in own:
+        return outputs_BTO
+    scaled = outputs_BTO * of_rows(own["gain"], ids_B, outputs_BTO)
+    # Rounded before a bias or the adapter is added, whatever the program.
+    scaled = rounded(scaled) if backend.platform == "cpu" else scaled
+    return jnp.where((ids_B < 0)[:, None, None], outputs_BTO, scaled)
 
 
 def shifted(outputs_BTO: Float[Array, "B T O"], own: Any, ids_B: Int[Array, " B"]) -> Float[Array, "B T O"]:

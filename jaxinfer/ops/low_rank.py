@@ -53,7 +53,7 @@ def project_down(
         return [added_over(each, in_axis, backend) for each in found]
 
     rows = row_axes(inputs_BTI.shape[:-1], backend)
-    of_stacks = [_spec(stack, PartitionSpec(None, None, in_axis)) for stack in stacks]
+    of_stacks = [stack_spec(stack, PartitionSpec(None, None, in_axis)) for stack in stacks]
     parts = PartitionSpec(*rows, in_axis), PartitionSpec(rows[0]), *of_stacks
     return backend.on_devices(run, parts, [PartitionSpec(*rows, None)] * len(stacks))(inputs_BTI, ids_B, *stacks)
 
@@ -83,7 +83,7 @@ def add_up(
         added_BTO = product(every, kernel, backend, transposed=True, split=(out_axis, None))
         return jnp.where((ids_B < 0)[:, None, None], base_BTO, (base_BTO + added_BTO).astype(base_BTO.dtype))
     rows = row_axes(base_BTO.shape[:-1], backend)
-    outputs, of_stack = PartitionSpec(*rows, out_axis), _spec(stack, PartitionSpec(None, None, out_axis))
+    outputs, of_stack = PartitionSpec(*rows, out_axis), stack_spec(stack, PartitionSpec(None, None, out_axis))
     parts = outputs, PartitionSpec(*rows, None), of_stack, PartitionSpec(rows[0])
     return backend.on_devices(run, parts, outputs)(base_BTO, inner_BTR, stack, ids_B)
 
@@ -117,6 +117,11 @@ def _add_up_on_cpu(base_BTO: Any, inner_BTR: Any, stack: Any, ids_B: Any) -> Any
 def _from(first: Any, ids_B: Any) -> Any:
     """Return ids that count from the first matrix of all layers."""
     return jnp.where(ids_B < 0, -1, first + ids_B)
+
+
+def has_kernels(shape: tuple[int, ...], stacks: Sequence[Stack], backend: Backend) -> bool:
+    """Whether a kernel multiplies inputs of this shape, reading what rows have chosen alone."""
+    return _runs_cpu_kernels(stacks[0], backend) or _runs_tpu_kernels(shape, stacks, backend)
 
 
 def _runs_cpu_kernels(stack: Stack, backend: Backend) -> bool:
@@ -162,5 +167,6 @@ def _whole(stack: Stack) -> Any:
     return stack.whole() if isinstance(stack, LayerView) else stack
 
 
-def _spec(stack: Stack, spec: PartitionSpec) -> Any:
+def stack_spec(stack: Array | LayerView, spec: PartitionSpec) -> Any:
+    """Return how a stack is split, given how one layer's is."""
     return LayerView(PartitionSpec(None, *spec), PartitionSpec()) if isinstance(stack, LayerView) else spec

@@ -119,6 +119,7 @@ def test_adapters_are_those_of_the_merged_model(tmp_path):
     """Of tensors that hold several kernels, whose rows stand in other orders."""
     lm, rng = random_model("deepseek_v3"), np.random.default_rng(3)
     shapes = {"q_a_proj": (20, 32), "q_b_proj": (80, 20), "kv_a_proj_with_mqa": (24, 32), "o_proj": (32, 40)}
+    shapes["kv_b_proj"] = (88, 16)
     tensors = {}
     for layer in range(2):
         for module, (outputs, inputs) in shapes.items():

@@ -296,6 +296,20 @@ FAULTS: tuple[Fault, ...] = (
         "tests/models/test_latent.py::test_adapters_are_those_of_the_merged_model",
     ),
     Fault(
+        "a head of latent attention has another's half of a pair",
+        "jaxinfer/ops/low_rank_heads.py",
+        "ids_B[:, None] + adapters * jnp.arange(num_heads, dtype=ids_B.dtype)",
+        "ids_B[:, None] + 0 * jnp.arange(num_heads, dtype=ids_B.dtype)",
+        f"{_OF_OPS}::test_each_head_has_a_half_of_its_rows_pair",
+    ),
+    Fault(
+        "values of latent attention have no adapters",
+        "jaxinfer/models/latent_attention.py",
+        "values_BTNV = add_pairs(",
+        "add_pairs(",
+        "tests/models/test_latent.py::test_adapters_are_those_of_the_merged_model",
+    ),
+    Fault(
         "what latent attention compresses has no adapters",
         "jaxinfer/models/latent_attention.py",
         "project(inputs, shared, step.adapters_B)",

@@ -10,6 +10,7 @@ import pytest
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.ops.cpu_kernels import low_rank as kernels
 from jaxinfer.ops.low_rank import add_up, project_down
+from jaxinfer.ops.low_rank_heads import add_pairs
 
 KERNELS, XLA = choose_backend("float32", "cpu"), choose_backend("float32", "cpu", scan_layers=True)
 TPU = replace(XLA, kernels="interpret")
@@ -40,6 +41,41 @@ def test_each_row_has_its_own_product_and_rows_without_keep_their_bits(backend):
         own = inputs[row].astype(np.float64) @ down[at].T @ up[at] if at >= 0 else 0
         np.testing.assert_allclose(found[row], base[row] + own, rtol=1e-5, atol=1e-4)
     np.testing.assert_array_equal(found[1], base[1])
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [KERNELS, XLA, pytest.param(TPU, marks=pytest.mark.exhaustive)],
+    ids=["kernels", "xla", "tpu"],
+)
+def test_each_head_has_a_half_of_its_rows_pair(backend):
+    rng, heads = np.random.default_rng(2), 3
+    of_heads, of_all, narrow, wide = (
+        rng.standard_normal(shape).astype(np.float32)
+        for shape in (
+            (heads, NUMBER, RANK, 24),
+            (NUMBER, RANK, INPUTS),
+            (ROWS, TOKENS, heads, 24),
+            (ROWS, TOKENS, heads, INPUTS),
+        )
+    )
+
+    def run(of_heads, of_all, narrow, wide, ids):
+        stacks = of_heads, of_all
+        return (
+            add_pairs(wide, narrow, *stacks, ids, backend),
+            add_pairs(narrow, wide, *stacks[::-1], ids, backend),
+        )
+
+    first, last = map(np.asarray, jax.jit(run)(of_heads, of_all, narrow, wide, IDS))
+    for row, at in enumerate(IDS):
+        for head in range(heads):
+            pair = of_heads[head, at].astype(np.float64).T @ of_all[at] if at >= 0 else np.zeros((24, INPUTS))
+            close = {"rtol": 1e-5, "atol": 1e-3}
+            np.testing.assert_allclose(first[row, :, head], wide[row, :, head] + narrow[row, :, head] @ pair, **close)
+            np.testing.assert_allclose(last[row, :, head], narrow[row, :, head] + wide[row, :, head] @ pair.T, **close)
+    np.testing.assert_array_equal(first[1], wide[1])
+    np.testing.assert_array_equal(last[1], narrow[1])
 
 
 def test_bits_depend_neither_on_other_rows_nor_on_the_stack():

@@ -62,7 +62,15 @@ def merge_into(
     folder = adapter_folder(where, token=token, notice=notice)
     adapter = open_adapter(folder, names, config, stored)
     names_there = names.spelled_in(stored)
-    own = dict(zip(places_of(names, config), places_of(names_there, config)))
+    there = {
+        (place.layer, place.name): tensor for tensor, held in places_of(names_there, config).items() for place in held
+    }
+    own: dict[str, str] = {}
+    for tensor, held in adapter.places.items():
+        tensors = {there[place.layer, place.name] for place in held}
+        if len(tensors) > 1:
+            raise UnsupportedModel(f"{folder}: it changes {tensor}, whose rows are several tensors of this checkpoint")
+        own[tensor] = tensors.pop()
     matrices, places = (
         {own[tensor]: value for tensor, value in each.items()} for each in (adapter.matrices, adapter.places)
     )

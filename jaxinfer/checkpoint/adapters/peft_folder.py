@@ -16,7 +16,7 @@ from jaxinfer.checkpoint.adapters.settings import CONFIG, AdapterSettings, read_
 from jaxinfer.checkpoint.hf_folder import PICKLE_SUFFIXES, refuse_pickle
 from jaxinfer.checkpoint.safetensors_file import SafetensorsFile
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint
-from jaxinfer.models.adapters import ADAPTED_NAMES, held_kernels, kernel_shapes
+from jaxinfer.models.adapters import ADAPTED_NAMES, held_kernels, kernel_shapes, parameter_of
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.families.family import Part, TensorNames
 
@@ -142,7 +142,7 @@ def places_of(names: TensorNames, config: DecoderConfig) -> dict[str, tuple[Plac
     for layer in range(config.num_layers):
         held = held_kernels(config, layer)
         for name in ADAPTED_NAMES:
-            source = names.block.get(f"{name}.kernel")
+            source = names.block.get(parameter_of(name))
             if name not in held or source is None or isinstance(source, tuple):
                 continue  # of several tensors: no family has such kernels
             part = source if isinstance(source, Part) else Part(source)

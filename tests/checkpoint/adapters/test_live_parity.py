@@ -50,10 +50,10 @@ BIASES = {
     "of the adapted": {"target_modules": ["fc1"], "bias": "lora_only"},
     "norms": {"modules_to_save": ["self_attn_layer_norm", "final_layer_norm"], "lora_bias": True},
 }
-_OF_LATENTS = ["q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]
+_OF_LATENTS = ["q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
 LATENTS = {
     "all": {"target_modules": _OF_LATENTS, "modules_to_save": ["kv_a_layernorm", "norm"]},
-    "magnitudes": {"target_modules": ["q_b_proj", "kv_a_proj_with_mqa", "o_proj"], "use_dora": True},
+    "magnitudes": {"target_modules": ["q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"], "use_dora": True},
 }
 FAMILIES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     "a table of each kind": ("gqa-dynamic", TABLES),
