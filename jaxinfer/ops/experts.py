@@ -25,7 +25,16 @@ from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels import products
 from jaxinfer.ops.each_device import even_axis, row_axes
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
-from jaxinfer.ops.grouped_experts import Load, add_up, apply_grouped, grouped_rows, multiplies_grouped, multiply_grouped
+from jaxinfer.ops.grouped_experts import (
+    Load,
+    OwnCopies,
+    add_up,
+    apply_grouped,
+    grouped_rows,
+    multiplies_grouped,
+    multiplies_pairs,
+    multiply_grouped,
+)
 from jaxinfer.ops.layer_view import LayerView
 from jaxinfer.ops.matmul import multiply_by_xla
 from jaxinfer.ops.quantized_sums import added_over, scattered_over
@@ -117,7 +126,14 @@ def apply_experts(
     rows = row_axes(lead, backend)
     num_experts, ffn_dim, _ = kernels[0].shape
     expert_axis, ffn_axis = even_axis(EXPERT, num_experts, backend), even_axis(TENSOR, ffn_dim, backend)
-    layer = _Layer(gating, num_experts, expert_axis, expert_axis is not None and isinstance(rows[0], tuple), backend)
+    layer = _Layer(
+        lead[0],
+        gating,
+        num_experts,
+        expert_axis,
+        expert_axis is not None and isinstance(rows[0], tuple),
+        backend,
+    )
 
     def run(inputs: Array, chosen: Array, weights: Array, biases: Any, ids: Any, pairs: Any, *kernels: Kernel) -> Array:
         """Return the sums of this device's tokens over their experts, or over parts of these, added up."""
@@ -177,8 +193,12 @@ class Tokens(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """What is static of a layer: ``axis`` splits its experts, if any, and with ``splits_rows`` its tokens too."""
+    """What is static of a layer: ``axis`` splits its experts, if any, and with ``splits_rows`` its tokens too.
 
+    ``batch`` is how many rows there are on all devices.
+    """
+
+    batch: int
     gating: Gating
     num_experts: int
     axis: str | None
@@ -278,11 +298,14 @@ def _by_blocks(
     """Return what this device's experts add to each token's sum."""
     num_tokens, per_token = tokens.chosen_NC.shape
     rows, is_grouped, load = _block_rows(layer, num_tokens, per_token, kernels)
-    # Pairs stand between the kernels that the grouped product joins.
-    if is_grouped and pairs is None:
+    if is_grouped and (pairs is None or multiplies_pairs(kernels, pairs, layer.backend)):
         blocks = lay_out(tokens.chosen_NC, load.own, rows)
+        own = None
+        if tokens.ids_N is not None and pairs is not None:
+            ids_Y = jnp.take(tokens.ids_N, blocks.tokens, mode="fill", fill_value=-1)
+            own = OwnCopies(ids_Y, pairs, layer.batch)
         inputs_ND, weights_NC = tokens.inputs_ND, tokens.weights_NC
-        return apply_grouped(inputs_ND, blocks, weights_NC, kernels, biases, layer.gating, load, layer.backend)
+        return apply_grouped(inputs_ND, blocks, weights_NC, kernels, biases, layer.gating, load, layer.backend, own)
     blocks, results_YD = _in_blocks(layer, tokens, kernels, biases, pairs)
     return _weighted_sum(results_YD.at[blocks.places_NC].get(mode="fill", fill_value=0), tokens.weights_NC)
 

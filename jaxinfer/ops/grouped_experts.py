@@ -8,6 +8,7 @@ in larger ones weights do, and are rounded.
 """
 
 import operator
+from dataclasses import replace
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxinfer.notation import Array, Float, Int
+from jaxinfer.ops import low_rank
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.column_products import codes_of
 from jaxinfer.ops.few_bits.columns import ColumnArray
@@ -54,6 +56,17 @@ class Load(NamedTuple):
         return read, self.own * share * self.tokens + read * (rows - 1) / 2
 
 
+class OwnCopies(NamedTuple):
+    """The number of each row's own pair in the expert of its block, negative for none, and the pairs of the kernels.
+
+    These are as `jaxinfer.ops.experts.OwnPairs` has them; tokens have ``different`` numbers at the most.
+    """
+
+    ids_Y: Int[Array, " Y"]
+    pairs: Any
+    different: int
+
+
 def multiplies_grouped(kernels: Any, backend: Backend) -> bool:
     """Whether the grouped product serves these kernels: a TPU's, in its compute dtype, or in bits that it widens."""
     gate, up, down = (kernel.stack if isinstance(kernel, LayerView) else kernel for kernel in kernels)
@@ -89,6 +102,26 @@ def grouped_rows(mean: float, kernels: Any, dtype: Any) -> int:
     return min(wide, fit_rows(rows, down.shape[-1], 1, item, form=forms[2]))
 
 
+def multiplies_pairs(kernels: Any, pairs: Any, backend: Backend) -> bool:
+    """Whether a TPU's kernel reads those of experts' pairs that rows have: vector memory has room.
+
+    The kernels' references read all.
+    """
+    if backend.kernels == "reference":
+        return True
+    widths = [kernel.shape[-1] for kernel in kernels]
+    rank = max(pair[0].shape[-2] for pair in pairs if pair is not None)
+
+    def fits(down: Any, up: Any, width: int) -> bool:
+        # Gate and up are multiplied at once.
+        of_down = [low_rank.joined(down)] * 2
+        return low_rank.has_kernels((_MOST_ROWS, 1, width), of_down, backend) and low_rank.has_kernels(
+            (_MOST_ROWS, 1, rank), [low_rank.joined(up)], backend
+        )
+
+    return all(fits(pair[0], pair[1], width) for pair, width in zip(pairs, widths) if pair is not None)
+
+
 def apply_grouped(
     inputs_ND: Float[Array, "N D"],
     blocks: Any,
@@ -98,11 +131,12 @@ def apply_grouped(
     gating: Any,
     load: Load,
     backend: Backend,
+    own: OwnCopies | None = None,
 ) -> Float[Array, "N D"]:
     """Return each token's sum over its experts, in float32; ``blocks`` are as `jaxinfer.ops.experts` lays them out."""
     # What fills up a block is multiplied and left out: of any token, and so of no time to blank it.
     copies_YD = inputs_ND.astype(backend.compute_dtype).at[blocks.tokens].get(mode="clip")
-    results_YD = multiply_grouped(copies_YD, blocks.experts, blocks.count, kernels, biases, gating, load, backend)
+    results_YD = multiply_grouped(copies_YD, blocks.experts, blocks.count, kernels, biases, gating, load, backend, own)
     return add_up(results_YD, blocks.places_NC, weights_NC, load.is_split)
 
 
@@ -115,8 +149,12 @@ def multiply_grouped(
     gating: Any,
     load: Load,
     backend: Backend,
+    own: OwnCopies | None = None,
 ) -> Float[Array, "Y D"]:
-    """Return what experts make of the rows of their blocks, of which the first ``count`` are run, in float32."""
+    """Return what experts make of the rows of their blocks, of which the first ``count`` are run, in float32.
+
+    Rows' own pairs stand between the kernels: then gate and up are products of their own, and so is what combines them.
+    """
     # Imported here: a program that is kept already starts without the kernels.
     from pallas_kernels.grouped_matmul import grouped_matmul
     from pallas_kernels.grouped_matmul.reference import grouped_matmul_reference
@@ -128,10 +166,45 @@ def multiply_grouped(
     read = load.expected(len(copies_YD) // len(experts))
     run: Any = partial(grouped_matmul, interpret=backend.kernels == "interpret", read=read)
     run = grouped_matmul_reference if backend.kernels == "reference" else run
+    if own is not None:
+        products = partial(_with_pairs, own=own, experts=experts, load=load, backend=backend)
+        each = (partial(run, kernels=[stack], experts_X=experts, count=count, **options) for stack in stacks)
+        gate, up, down = (partial(one, biases=bias) for one, bias in zip(each, _apart(biases)))
+        gate_YF, up_YF = products([gate, up], copies_YD, own.pairs[:2], dtype)
+        return products([down], gating(gate_YF, up_YF), own.pairs[2:], jnp.float32)[0]
     wide, narrow = (None, None) if biases is None else (biases[:2], biases[2:])
     of_rows = experts, count
     inner_YF = run(copies_YD, stacks[:2], *of_rows, biases=wide, combine=gating, out_dtype=dtype, **options)
     return run(inner_YF, stacks[2:], *of_rows, biases=narrow, out_dtype=jnp.float32, **options)
+
+
+def _apart(biases: Any) -> list[Any]:
+    return [None] * 3 if biases is None else [[each] for each in biases]
+
+
+def _with_pairs(
+    products: Any, rows_YF: Any, pairs: Any, dtype: Any, own: OwnCopies, experts: Any, load: Load, backend: Backend
+) -> list[Any]:
+    """Return products of rows with experts' kernels, and with the rows' own pairs of these."""
+    alone, rows = replace(backend, mesh=None), len(rows_YF) // len(experts)
+    results = [run(rows_YF, out_dtype=dtype) for run in products]
+    there = [pair for pair in pairs if pair is not None]
+    if not there:
+        return results
+    number = there[0][0].shape[1]
+    ids_Y = jnp.where(own.ids_Y < 0, -1, jnp.repeat(experts, rows) * number + own.ids_Y)
+    different = min(own.different, number)
+    bounds = low_rank.Bounds(
+        min(load.tokens * load.per_token, load.own * different, len(rows_YF)), (rows, min(rows, different))
+    )
+    downs = [low_rank.joined(down) for down, _ in there]
+    inner = iter(low_rank.project_down(rows_YF[:, None], downs, ids_Y, alone, bounds=bounds))
+    return [
+        base
+        if pair is None
+        else low_rank.add_up(base[:, None], next(inner), low_rank.joined(pair[1]), ids_Y, alone, bounds=bounds)[:, 0]
+        for base, pair in zip(results, pairs)
+    ]
 
 
 def add_up(

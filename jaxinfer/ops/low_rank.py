@@ -6,7 +6,8 @@ row's own is replaced by zeros, and all ``up`` follow: one pair a row would be c
 """
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
@@ -20,6 +21,14 @@ from jaxinfer.ops.layer_view import LayerView
 from jaxinfer.ops.matmul import product
 from jaxinfer.ops.quantized_sums import added_over
 
+
+class Bounds(NamedTuple):
+    """How many different pairs rows have at the most, and, of each run of so many rows (its length), how many."""
+
+    most: int
+    runs: tuple[int, int]
+
+
 # A stack of matrices, of one layer or of all.
 Stack = Float[Array, "N R F"] | LayerView
 _DTYPES = ("bfloat16", "float32")
@@ -31,16 +40,18 @@ def project_down(
     ids_B: Int[Array, " B"],
     backend: Backend,
     in_axis: str | None = None,
+    bounds: Bounds | None = None,
 ) -> list[Float[Array, "B T _"]]:
     """Return the products with each row's matrix ``[R, I]`` of several stacks; a row of a negative id has chosen none.
 
-    What such a row gets means nothing. ``in_axis`` is the axis of a mesh that splits the inputs.
+    What such a row gets means nothing. ``in_axis`` is the axis of a mesh that splits the inputs. ``bounds`` make a
+    TPU's kernel take fewer steps.
     """
     in_axis = in_axis and even_axis(in_axis, inputs_BTI.shape[-1], backend)
     if _runs_cpu_kernels(stacks[0], backend):
         inputs_BTI, multiply = inputs_BTI.astype(jnp.float32), _project_down_on_cpu
     elif _runs_tpu_kernels(inputs_BTI.shape, stacks, backend, in_axis):
-        inputs_BTI, multiply = inputs_BTI.astype(stacks[0].dtype), _tpu_kernel("project_down", backend)
+        inputs_BTI, multiply = inputs_BTI.astype(stacks[0].dtype), _tpu_kernel("project_down", backend, bounds)
     else:
         return [_masked(inputs_BTI, _whole(stack), ids_B, backend, in_axis) for stack in stacks]
 
@@ -65,6 +76,7 @@ def add_up(
     ids_B: Int[Array, " B"],
     backend: Backend,
     out_axis: str | None = None,
+    bounds: Bounds | None = None,
 ) -> Float[Array, "B T O"]:
     """Return the base plus the products of ``inner`` with each row's ``[R, O]``; rows of a negative id keep their bits.
 
@@ -74,7 +86,7 @@ def add_up(
     if _runs_cpu_kernels(stack, backend):
         run = _add_up_on_cpu
     elif _runs_tpu_kernels(inner_BTR.shape, [stack], backend):
-        run = _tpu_kernel("add_up", backend)
+        run = _tpu_kernel("add_up", backend, bounds)
     else:
         stack_NRO = _whole(stack)
         is_own_BN = ids_B[:, None] == jnp.arange(len(stack_NRO))
@@ -144,7 +156,7 @@ def _runs_tpu_kernels(
     return batch * tokens > 0 and fit_rows(batch, tokens, width, rank, item) > 0
 
 
-def _tpu_kernel(name: str, backend: Backend) -> Any:
+def _tpu_kernel(name: str, backend: Backend, bounds: Bounds | None) -> Any:
     """Return a function of `pallas_kernels.low_rank`, for a layer's stacks, called like that of the CPU kernels."""
     import pallas_kernels.low_rank as kernels
 
@@ -153,6 +165,7 @@ def _tpu_kernel(name: str, backend: Backend) -> Any:
         views = stacks if isinstance(stacks, Sequence) else [stacks]
         flat, firsts = zip(*(_flat(view) for view in views))
         options = {"number": views[0].shape[0], "first": firsts[0], "interpret": backend.kernels == "interpret"}
+        options |= {} if bounds is None else bounds._asdict()
         return getattr(kernels, name)(*before, flat if views is stacks else flat[0], ids_B, **options)
 
     return run
@@ -165,6 +178,14 @@ def _flat(stack: Any) -> tuple[Any, Any]:
 
 def _whole(stack: Stack) -> Any:
     return stack.whole() if isinstance(stack, LayerView) else stack
+
+
+def joined(stack: Array | LayerView) -> Stack:
+    """Return a stack ``[X, N, R, F]`` as one of ``X * N`` matrices, those of the first of X first."""
+    if isinstance(stack, LayerView):
+        whole = stack.stack
+        return replace(stack, stack=whole.reshape(len(whole), -1, *whole.shape[3:]))
+    return stack.reshape(-1, *stack.shape[2:])
 
 
 def stack_spec(stack: Array | LayerView, spec: PartitionSpec) -> Any:

@@ -54,7 +54,7 @@ def _project_down(heads_BTNI: Any, stack: Stack, ids_B: Any, backend: Backend) -
     if not _is_of_heads(stack):
         rows = heads_BTNI.reshape(batch, tokens * num_heads, width)
         return low_rank.project_down(rows, [stack], ids_B, backend)[0].reshape(batch, tokens, num_heads, -1)
-    rows, joined = _as_rows(heads_BTNI), _joined(stack)
+    rows, joined = _as_rows(heads_BTNI), low_rank.joined(stack)
     if low_rank.has_kernels(rows.shape, [joined], backend):
         (found,) = low_rank.project_down(rows, [joined], _ids_of_heads(ids_B, stack), backend)
         return _as_heads(found, batch)
@@ -69,7 +69,7 @@ def _add_up(base_BTNO: Any, inner_BTNR: Any, stack: Stack, ids_B: Any, backend: 
     if not _is_of_heads(stack):
         base, inner = (each.reshape(batch, tokens * num_heads, -1) for each in (base_BTNO, inner_BTNR))
         return low_rank.add_up(base, inner, stack, ids_B, backend).reshape(base_BTNO.shape)
-    rows, joined = _as_rows(inner_BTNR), _joined(stack)
+    rows, joined = _as_rows(inner_BTNR), low_rank.joined(stack)
     if low_rank.has_kernels(rows.shape, [joined], backend):
         found = low_rank.add_up(_as_rows(base_BTNO), rows, joined, _ids_of_heads(ids_B, stack), backend)
         return _as_heads(found, batch)
@@ -97,16 +97,8 @@ def _is_of_heads(stack: Stack) -> bool:
     return len(stack.shape) == 4
 
 
-def _joined(stack: Stack) -> Stack:
-    """Return the matrices of all heads, one head's after another's."""
-    if isinstance(stack, LayerView):
-        whole = stack.stack
-        return replace(stack, stack=whole.reshape(len(whole), -1, *whole.shape[3:]))
-    return stack.reshape(-1, *stack.shape[2:])
-
-
 def _ids_of_heads(ids_B: Any, stack: Stack) -> Any:
-    """Return the numbers among `_joined` matrices for each row and head."""
+    """Return the numbers among joined matrices for each row and head."""
     num_heads, adapters = stack.shape[:2]
     ids_BN = ids_B[:, None] + adapters * jnp.arange(num_heads, dtype=ids_B.dtype)
     return jnp.where(ids_B[:, None] < 0, -1, ids_BN).reshape(-1)

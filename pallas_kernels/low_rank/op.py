@@ -35,20 +35,24 @@ def project_down(
     *,
     number: int,
     first: jax.Array | int = 0,
+    most: int | None = None,
+    runs: tuple[int, int] | None = None,
     rows: int | None = None,
     chip: str | None = None,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> list[jax.Array]:
     """Return ``stack[first + id] @ x`` ``[B, T, R]`` in float32 for each of several stacks ``[X, R, I]``.
 
-    ``ids_B`` int32 are below ``number``; what a row of a negative id gets is not defined. ``rows`` of ``[B * T]`` are
-    computed at a time, by default those of tuned.json for ``chip``, or for the chip that is compiled for, as far as
-    they fit into its vector memory. Raise ValueError if arguments do not match or do not fit (`fit_rows`).
+    ``ids_B`` int32 are below ``number``; what a row of a negative id gets is not defined. Rows have at most ``most``
+    different ids, by default all; with ``runs``, each run of so many ``[B * T]`` rows has at most as many as its second
+    number says. ``rows`` of ``[B * T]`` are computed at a time, by default those of tuned.json for ``chip``, or for the
+    chip that is compiled for, as far as they fit into its vector memory. Raise ValueError if arguments do not match or
+    do not fit (`fit_rows`).
     """
     _check(x_BTI, stacks, ids_B, 2)
     (batch, tokens, width), ranks = x_BTI.shape, [stack.shape[1] for stack in stacks]
     chip = chip or current_chip()
-    plan = _plan(batch, tokens, number, width, sum(ranks), x_BTI.dtype, rows, chip)
+    plan = _plan(batch, tokens, most or number, width, sum(ranks), x_BTI.dtype, rows, chip, runs)
     ids_Y1, steps = plan.steps(ids_B)
     x_YI = plan.padded(x_BTI)
     of_rows = [pl.BlockSpec((plan.rows, size), _of_rows) for size in (1, width, *ranks)]
@@ -90,6 +94,8 @@ def add_up(
     *,
     number: int,
     first: jax.Array | int = 0,
+    most: int | None = None,
+    runs: tuple[int, int] | None = None,
     rows: int | None = None,
     chip: str | None = None,
     interpret: bool | pltpu.InterpretParams = False,
@@ -101,7 +107,7 @@ def add_up(
     _check(inner_BTR, [up_XRO], ids_B, 1)
     (batch, tokens, outputs), (rank, item) = base_BTO.shape, (up_XRO.shape[1], up_XRO.dtype.itemsize)
     chip = chip or current_chip()
-    plan = _plan(batch, tokens, number, LANES, rank, base_BTO.dtype, rows, chip)
+    plan = _plan(batch, tokens, most or number, LANES, rank, base_BTO.dtype, rows, chip, runs)
     per_output = 2 * (plan.together * rank * item + 2 * plan.rows * base_BTO.dtype.itemsize) + 4 * plan.rows
     block_o = max(_limit(chip) // per_output // LANES, 1) * LANES
     block_o = outputs if outputs <= block_o else block_o
@@ -173,7 +179,6 @@ class _Plan(NamedTuple):
     """The sizes of a product: ``rows`` of a block, and how many adapters the batch, a block and a step have at most."""
 
     tokens: int
-    number: int
     rows: int
     most: int
     of_block: int
@@ -184,7 +189,7 @@ class _Plan(NamedTuple):
         ids_Y = jnp.repeat(ids_B.astype(jnp.int32), self.tokens)
         ids_Y = jnp.pad(ids_Y, (0, -len(ids_Y) % self.rows), constant_values=NOBODY + 1)
         blocks = len(ids_Y) // self.rows
-        return ids_Y[:, None], list_steps(ids_Y, blocks, self.number, self.of_block, self.together)
+        return ids_Y[:, None], list_steps(ids_Y, blocks, self.of_block, self.together)
 
     def padded(self, array: jax.Array) -> jax.Array:
         """Return whole blocks of rows."""
@@ -194,13 +199,27 @@ class _Plan(NamedTuple):
 
 
 def _plan(
-    batch: int, tokens: int, number: int, width: int, rank: int, dtype: Any, rows: int | None, chip: str
+    batch: int,
+    tokens: int,
+    most: int,
+    width: int,
+    rank: int,
+    dtype: Any,
+    rows: int | None,
+    chip: str,
+    runs: tuple[int, int] | None,
 ) -> _Plan:
-    most = min(number, batch)
+    most = min(most, batch)
     rows = rows or fit_rows(batch, tokens, width, rank, jnp.dtype(dtype).itemsize, chip, most)
     if not rows:
         raise ValueError(f"low_rank: ranks of {rank} by {width} do not fit into the vector memory of {chip}")
-    return _Plan(tokens, number, rows, most, _of_block(rows, tokens, most), _together(rows, tokens, most))
+    of_block = _of_block(rows, tokens, most)
+    if runs is not None:
+        length, most_of_run = runs
+        # A block may begin and end within a run.
+        count = -(-rows // length) if rows % length == 0 or length % rows == 0 else (rows - 2) // length + 2
+        of_block = min(of_block, count * most_of_run)
+    return _Plan(tokens, rows, most, of_block, min(_TOGETHER, of_block))
 
 
 def _of_block(rows: int, tokens: int, most: int) -> int:

@@ -65,7 +65,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a TPU fetches an adapter that no row has",
         _TPU_STEPS,
-        "jnp.where(last_GI < 0, first, kept_GI)",
+        "jnp.where(last_GI < 0, found_GI[0, 0], kept_GI)",
         "found_GI",
         "tests/pallas_kernels/test_low_rank.py",
     ),
@@ -75,6 +75,13 @@ FAULTS: tuple[Fault, ...] = (
         "of_down, of_up = (LayerView(*_flat(stack, expert)) for stack in pair)",
         "of_down, of_up = (LayerView(*_flat(stack, 0 * expert)) for stack in pair)",
         _OF_EXPERTS,
+    ),
+    Fault(
+        "copies of tokens have the first expert's pairs on a TPU",
+        "jaxinfer/ops/grouped_experts.py",
+        "jnp.repeat(experts, rows) * number + own.ids_Y",
+        "0 * jnp.repeat(experts, rows) * number + own.ids_Y",
+        "tests/ops/test_grouped_experts.py",
     ),
     Fault(
         "a router has no adapter",

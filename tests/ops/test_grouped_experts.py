@@ -10,7 +10,7 @@ import pytest
 
 from jaxinfer.ops import grouped_experts
 from jaxinfer.ops.backend import choose_backend
-from jaxinfer.ops.experts import apply_experts, gating_of
+from jaxinfer.ops.experts import OwnPairs, apply_experts, gating_of
 from jaxinfer.ops.grouped_experts import Load, add_up, grouped_rows, multiplies_grouped
 from jaxinfer.ops.layer_view import LayerView
 from tests.ops.test_experts import BIASES, CHOICES, EXPERTS, INPUTS, KERNELS, LIMIT, WEIGHTS, WIDTH, defined
@@ -61,6 +61,47 @@ def test_a_tokens_bits_do_not_depend_on_where_the_others_go():
     crowded = CROWDED.copy()
     crowded[20] = CHOICES[20]
     assert (run(crowded, inputs=other)[20] == run()[20]).all()
+
+
+@pytest.mark.parametrize(
+    ("kernels", "which", "biased"),
+    [
+        ("reference", None, True),
+        *(pytest.param("interpret", *each, marks=pytest.mark.exhaustive) for each in ((0, True), (2, 0), (None, True))),
+    ],
+)
+def test_a_row_has_its_own_pairs_and_no_other_is_read(kernels, which, biased):
+    """In some kernels of every expert; pairs that no token's copy has are not-a-number."""
+    backend = replace(TPU, kernels=kernels)
+    ids, tokens, number, rank = np.array([2, -1, 0, 2, 1], np.int32), 3, 4, 8
+    rng, chosen = np.random.default_rng(5), CHOICES[:15].reshape(5, 3, -1)
+    had = {(int(expert), at) for row, at in enumerate(ids) for expert in chosen[row].flat}
+    had = np.array([[(expert, at) in had for at in range(number)] for expert in range(EXPERTS)])
+    pairs = []
+    for index, (_, outputs, inputs) in enumerate(kernel.shape for kernel in KERNELS):
+        pair = (rng.standard_normal((EXPERTS, number, rank, size)) / 5 for size in (inputs, outputs))
+        pair = tuple(
+            np.where(had[..., None, None] | (kernels == "reference"), each, np.nan).astype(np.float32) for each in pair
+        )
+        pairs.append(pair if which in (index, None) else None)
+
+    gating, whole = gating_of(jax.nn.silu, LIMIT if biased else None), BIASES if biased else None
+    inputs, weights = (each[:15].reshape(5, tokens, -1) for each in (INPUTS, WEIGHTS))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(backend, tokens, kernels, biases, ids, pairs):
+        own = None if pairs is None else OwnPairs(ids, pairs)
+        return apply_experts(*tokens, kernels, gating, backend, biases, own)
+
+    def apply(backend, ids, pairs):
+        return np.asarray(run(backend, (inputs, chosen, weights), KERNELS, whole, ids, pairs))
+
+    found, by_loop = (apply(each, ids, tuple(pairs)) for each in (backend, choose_backend("float32", "cpu")))
+    np.testing.assert_allclose(found, by_loop, atol=1e-5)
+    if kernels == "interpret":
+        plain = apply(backend, ids, None)
+        assert np.abs(found - plain)[ids >= 0].max() > 0.1
+        np.testing.assert_array_equal(found[1], plain[1])
 
 
 @pytest.mark.slow

@@ -90,7 +90,7 @@ def test_steps_do_not_race_and_read_no_adapter_that_no_row_has():
 @pytest.mark.parametrize("together", [1, 4])
 def test_steps_meet_each_adapter_of_a_block_once_and_fetch_no_other(together):
     ids = np.array([[2, 2, -1, 7], [-1] * 4, [7, 0, 1, 2], [5, 5, 5, 5], [-1, -1, 3, -1]], np.int32)
-    run = jax.jit(partial(list_steps, blocks=len(ids), number=8, most=4, together=together))
+    run = jax.jit(partial(list_steps, blocks=len(ids), most=4, together=together))
     steps = run(ids.reshape(-1))
     count = int(steps.count)
     rows, met, fetched = (np.asarray(each)[..., :count] for each in (steps.rows_I, steps.met_GI, steps.fetched_GI))
