@@ -72,6 +72,13 @@ def own_parts(adapter: Adapter, base: LoadedTensors, names: TensorNames, abstrac
                     if part.tensor == tensor
                 }
                 pairs |= places
+            elif leaf is not None and change.experts and leaf.path[-2] == EXPERTS:
+                layers, _, name, _ = locate(path, leaf.struct.shape)
+                at = next(at for at, parts in enumerate(leaf.sources) if parts[0].tensor == tensor)
+                pairs |= {
+                    ((layers or ())[at], name, expert): low.of_part(leaf.sources[at][0], leaf.shape[-2])
+                    for expert, low in enumerate(change.experts)
+                }
             else:
                 raise UnsupportedModel(
                     f"{adapter.origin}: it changes {tensor}, which can only be merged: jaxinfer convert SRC DST "

@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxinfer.models.families.family import Part
+
 
 class LowRank(NamedTuple):
     """What an adapter adds to a matrix ``[out, in]``: ``up down``, with ``up`` scaled already; float32.
@@ -16,6 +18,14 @@ class LowRank(NamedTuple):
     up_OR: np.ndarray
     magnitude_O: np.ndarray | None = None
     shift_O: np.ndarray | None = None
+
+    def of_part(self, part: Part, outputs: int) -> "LowRank":
+        """Return what is added to an expert's kernel ``[out, in]``, which is a part of the matrix as it is stored."""
+        if part.transposed:
+            step = part.every or 1
+            columns = self.down_RI[:, part.first : part.first + outputs * step : step]
+            return LowRank(np.ascontiguousarray(self.up_OR.T), np.ascontiguousarray(columns.T))
+        return LowRank(self.down_RI, self.up_OR[part.first : part.first + outputs])
 
     def added_to(self, kernel_OI: np.ndarray) -> np.ndarray:
         """Return the adapted matrix, in float32 or wider."""

@@ -7,6 +7,7 @@ embedding or of any other matrix that the model has by that name.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -29,19 +30,21 @@ HEAD = "lm_head.weight"
 class Change:
     """What happens to one tensor: it is replaced, then rows of it are, then a product of small matrices is added.
 
-    Of a vector that may be a bias, ``shift`` is added.
+    Of a vector that may be a bias, ``shift`` is added. ``experts`` are products that are added to each matrix of a
+    stack, as it is stored.
     """
 
     whole: np.ndarray | None = None
     rows: tuple[tuple[int, ...], np.ndarray] | None = None
     low: LowRank | None = None
     shift: np.ndarray | None = None
+    experts: tuple[LowRank, ...] = ()
 
     @property
     def arrays(self) -> list[np.ndarray]:
         """All numbers of it."""
         rows = [] if self.rows is None else [np.array(self.rows[0]), self.rows[1]]
-        others = self.whole, *rows, *(self.low or ()), self.shift
+        others = self.whole, *rows, *(self.low or ()), self.shift, *(part for low in self.experts for part in low)
         return [each for each in others if each is not None]
 
     def applied_to(self, tensor: np.ndarray) -> np.ndarray:
@@ -52,6 +55,8 @@ class Change:
             tensor[list(self.rows[0])] = self.rows[1]
         if self.shift is not None:
             tensor = tensor + self.shift
+        if self.experts:
+            tensor = np.stack([low.added_to(matrix) for low, matrix in zip(self.experts, tensor)])
         return tensor if self.low is None else self.low.added_to(tensor)
 
 
@@ -62,13 +67,16 @@ def read_changes(
     names: TensorNames,
     shapes: Mapping[str, tuple[int, ...]],
     matrices: Mapping[str, LowRank],
+    of_experts: Mapping[str, Change] = MappingProxyType({}),
 ) -> dict[str, Change]:
     """Return the changes by the model's tensors, whose ``shapes`` are given.
 
     An output matrix that is the embedding is `HEAD`. ``matrices`` are low ranks by the name of a module that is no
-    linear layer of the blocks. Raises :class:`UnsupportedModel` for what this model has no tensor for.
+    linear layer of the blocks, ``of_experts`` changes of experts by tensor. Raises :class:`UnsupportedModel` for what
+    this model has no tensor for.
     """
     changes = {_own(path, f"{module}.weight", names, shapes): Change(low=low) for module, low in matrices.items()}
+    changes |= {_own(path, tensor, names, shapes): change for tensor, change in of_experts.items()}
     for stored in tensors.shapes():
         name = stored.removeprefix(PREFIX)
         if name.endswith(_BASE_BIAS) and settings.has_biases:

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxinfer.checkpoint.adapters.low_rank import LowRank
 from jaxinfer.checkpoint.adapters.other_tensors import HEAD, PREFIX, Change, read_changes
+from jaxinfer.checkpoint.adapters.parameters import read_parameters, router_tensor
 from jaxinfer.checkpoint.adapters.settings import CONFIG, AdapterSettings, read_settings
 from jaxinfer.checkpoint.hf_folder import PICKLE_SUFFIXES, refuse_pickle
 from jaxinfer.checkpoint.safetensors_file import SafetensorsFile
@@ -113,19 +114,31 @@ def read_matrices(
     own = dict(zip(places, places_of(names, config)))
     matrices: dict[str, LowRank] = {}
     others: dict[str, LowRank] = {}
+    of_experts: dict[str, Change] = {}
+    as_parameters: set[str] = set()
+    if settings.parameters:
+        of_experts, as_parameters = read_parameters(path, settings, found, tensors, names.spelled_in(stored), config)
     for module, parts in found.items():
+        if module in as_parameters:
+            continue
+        if settings.has_parameter(f"{module}.weight") and not settings.targets(module):
+            as_parameters.add(module)
+            tensor = f"{module}.weight" if f"{module}.weight" in stored else router_tensor(module, names, config)
+            low = _read(path, settings, f"{module}.weight", tensors, parts)
+            others[tensor.removesuffix(".weight")] = low
+            continue
         if f"{module}.weight" not in places:
             others[module] = _read(path, settings, module, tensors, parts)
             continue
         matrices[f"{module}.weight"] = _read(path, settings, module, tensors, parts)
     # PEFT names the embedding alone, and stores the same matrices for the output matrix.
     is_tied = settings.is_tied and "head.kernel" not in names.top
-    asked = {module for module in found if not (is_tied and f"{module}.weight" == HEAD)}
+    asked = {module for module in found.keys() - as_parameters if not (is_tied and f"{module}.weight" == HEAD)}
     _check_targets(path, settings, asked, places)
     shapes = kernel_shapes(config)
     for tensor, low in matrices.items():
         _check_fit(path, tensor, low, places[tensor], shapes)
-    changes = read_changes(path, settings, tensors, names, stored, others)
+    changes = read_changes(path, settings, tensors, names, stored, others, of_experts)
     if not matrices and not changes:
         raise InvalidCheckpoint(f"{path}: {CONFIG} targets no layer of this model")
     return Adapter(

@@ -14,7 +14,6 @@ from jaxinfer.errors import InvalidCheckpoint, UnsupportedModel, shown
 CONFIG = "adapter_config.json"
 # What else changes the results, and what it has to be.
 _ONLY: Mapping[str, tuple[Any, ...]] = {
-    "target_parameters": (None, []),
     "layer_replication": (None, []),
     "alora_invocation_tokens": (None, []),
     "use_qalora": (None, False),
@@ -40,7 +39,8 @@ class AdapterSettings:
     too, with ``has_shifts`` (``lora_bias``) each low rank has one of its own. With ``is_tied``
     (``ensure_weight_tying``) an output matrix that is the embedding has the embedding's changes, and none of its own.
     ``saved`` are modules whose tensors are stored whole, ``token_rows`` the rows of embeddings that are, by a module's
-    name; an empty name is the embedding's.
+    name; an empty name is the embedding's. ``parameters`` are the ends of the names of parameters that are adapted
+    instead of modules.
     """
 
     rank: int
@@ -56,6 +56,11 @@ class AdapterSettings:
     is_tied: bool = False
     saved: tuple[str, ...] = ()
     token_rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    parameters: tuple[str, ...] = ()
+
+    def has_parameter(self, name: str) -> bool:
+        """Tell whether a parameter has an adapter of its own."""
+        return any(name == each or name.endswith(f".{each}") for each in self.parameters)
 
     def rank_of(self, module: str) -> int:
         """Return the rank of a module's adapter."""
@@ -106,18 +111,20 @@ def read_settings(folder: Path) -> AdapterSettings:
         is_rank_stabilized=_flag(path, "use_rslora", found),
         is_dora=_flag(path, "use_dora", found),
         targets=_read_targets(path, found),
+        parameters=_listed(path, "target_parameters", found),
         is_all_linear=found.get("target_modules") == "all-linear",
         has_biases=bias in _BIASES[1:],
         has_shifts=_flag(path, "lora_bias", found),
         is_tied=_flag(path, "ensure_weight_tying", found),
-        saved=_read_saved(path, found.get("modules_to_save")),
+        saved=_listed(path, "modules_to_save", found),
         token_rows=_read_token_rows(path, found.get("trainable_token_indices")),
     )
 
 
-def _read_saved(path: Path, value: Any) -> tuple[str, ...]:
+def _listed(path: Path, key: str, found: Mapping[str, Any]) -> tuple[str, ...]:
+    value = found.get(key)
     if not isinstance(value, list | None) or not all(isinstance(name, str) and name for name in value or ()):
-        raise InvalidCheckpoint(f"{path}: modules_to_save = {shown(value)} is no list of names")
+        raise InvalidCheckpoint(f"{path}: {key} = {shown(value)} is no list of names")
     return tuple(value or ())
 
 
@@ -142,7 +149,7 @@ def _read_targets(path: Path, found: Mapping[str, Any]) -> Callable[[str], bool]
     patterns = _names(path, "layers_pattern", found.get("layers_pattern"))
     patterns = [patterns] if isinstance(patterns, str) and patterns else patterns
     compiled = [_compiled(path, rf"(?:^|.*?\.){each}\.(\d+)\.") for each in patterns or ()] or [_WHOLE_LAYER]
-    if not wanted:
+    if not wanted and not found.get("target_parameters"):
         raise UnsupportedModel(f"{path}: target_modules = {shown(wanted)} names no module")
     every = wanted == "all-linear"
     whole = _compiled(path, wanted) if isinstance(wanted, str) and not every else None
@@ -157,7 +164,7 @@ def _read_targets(path: Path, found: Mapping[str, Any]) -> Callable[[str], bool]
             return not is_out
         if whole is not None:
             return whole.fullmatch(module) is not None
-        if module in wanted or not layers:
+        if module in (wanted or ()) or not layers:
             return is_listed(wanted, module)
         match = next((match for each in compiled if (match := each.match(module))), None)
         return is_listed(wanted, module) and match is not None and int(match[1]) in layers

@@ -42,7 +42,13 @@ FAMILIES = {
     "glm4": [ALL],
     "qwen2_moe-shared-one_dense": [{**ALL, "target_modules": ["gate_proj", "down_proj", "shared_expert_gate"]}],
     "granitemoeshared-bias": [{**ALL, "target_modules": ["input_linear", "output_linear"], "use_dora": True}],
-    "llama4": [{**ALL, "target_modules": ["up_proj", "down_proj", "q_proj"]}],
+    "qwen3_moe-every_second": [
+        {**ALL, "target_parameters": ["experts.gate_up_proj", "experts.down_proj", "mlp.gate.weight"]}
+    ],
+    "gpt_oss": [{**ALL, "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}],
+    "mixtral-window": [{**ALL, "target_modules": ["w1", "w2", "w3", "gate", "q_proj"]}],
+    "deepseek_v3-bias": [{**ALL, "target_modules": ["gate_proj", "up_proj", "down_proj", "kv_b_proj"]}],
+    "llama4": [{**ALL, "target_modules": ["up_proj", "q_proj"], "target_parameters": ["experts.gate_up_proj"]}],
 }
 
 
