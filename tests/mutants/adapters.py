@@ -115,8 +115,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a gain is a row's that has none",
         _LINEAR,
-        "base = jnp.where((ids_B < 0)[:, None, None], output, scaled)",
-        "base = scaled",
+        "return jnp.where((ids_B < 0)[:, None, None], outputs_BTO, scaled)",
+        "return scaled",
         _BITS,
     ),
     Fault(
