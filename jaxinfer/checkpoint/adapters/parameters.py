@@ -19,7 +19,7 @@ from jaxinfer.models.families.family import Part, TensorNames, names_of
 
 # The parameters of experts, in the order in which they are wrapped.
 _OF_EXPERTS = ("gate_up_proj", "down_proj")
-_BELOW = ".base_layer"
+_MODULE, _BELOW = ".experts", ".base_layer"
 # Its module says that its matrices are ``[in, out]``; others' do not where they are, and A and B change places.
 _SAYS_TRANSPOSED = ("gpt_oss",)
 
@@ -44,7 +44,8 @@ def read_parameters(
     taken: set[str] = set()
     for module, wrapped in of_modules.items():
         targeted = [name for name in _OF_EXPERTS if settings.has_parameter(f"{module}.{name}")]
-        if not targeted:
+        # A target is the end of a name, and may be the parameter's alone.
+        if not targeted or not module.endswith(_MODULE):
             continue
         # The innermost first.
         wrapped = sorted(wrapped, key=len, reverse=True)

@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_refused_by_one_line(tmp_path):
             ["gate_up_proj"],
             InvalidCheckpoint,
         ),
-        "has no matrices there": ({"model.layers.0.mlp.router": good}, ["experts.gate_up_proj"], InvalidCheckpoint),
+        "has no matrices there": ({"model.layers.0.mlp.router": good}, ["gate_up_proj"], InvalidCheckpoint),
         "no such parameter": ({"model.layers.7.mlp.experts": good}, ["7.mlp.experts.gate_up_proj"], UnsupportedModel),
         "1.mlp.experts.gate_up_proj, which has no matrices": (
             {module: good},
