@@ -119,8 +119,8 @@ def _read_weights(path: Path, description: ValueHeadDescription, backend: Backen
             raise InvalidCheckpoint(
                 f"{path}: tensor {name} has shape {list(found[name])}, but {_DESCRIPTION} makes it {list(shape)}"
             )
-        array = tensors.read(name, np.dtype(backend.param_dtype))
-        if not np.isfinite(array.astype(np.float32)).all():
+        array = tensors.read(name, np.dtype(np.float32))
+        if not np.isfinite(array).all():
             raise InvalidCheckpoint(f"{path}: tensor {name} holds numbers that are not finite; train the head again")
         part, last = name.split(".")
         head.setdefault(part, {})[last] = jnp.array(array)

@@ -53,7 +53,8 @@ class Engine:
     ) -> None:
         self._strategy = groups[0].strategy
         if not self._strategy.runs_in_engine:
-            raise InvalidOption(f"strategy {self._strategy.name} does not run in an engine: use generate")
+            option = " with devices=" if self._strategy.drafts_elsewhere else ""
+            raise InvalidOption(f"strategy {self._strategy.name}{option} does not run in an engine: use generate")
         self.config = config
         self._max_len, self._tokenizer, self._make_requests = max_len, tokenizer, make_requests
         self._eos_token_ids, self._on_close = tuple(eos_token_ids), on_close

@@ -5,6 +5,7 @@ It is an MLP, ``value = w SiLU(U h + b) + c``, with parameters ``{"inner": {"ker
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -32,6 +33,7 @@ def init_value_head(model_dim: int, inner: int, key: jax.Array) -> Params:
 
 
 def head_values(head: Mapping[str, Any], hidden: Float[Array, "*rows D"], backend: Backend) -> Float[Array, "*rows"]:
-    """Return what texts are worth by their last hidden states."""
+    """Return what texts are worth by their last hidden states, in float32: scores may differ little around a mean."""
+    backend = replace(backend, param_dtype="float32", compute_dtype="float32")
     inner = jax.nn.silu(linear(hidden, head["inner"]["kernel"], head["inner"]["bias"], backend))
     return linear(inner, head["out"]["kernel"], head["out"]["bias"], backend)[..., 0]

@@ -171,7 +171,9 @@ def multiply_grouped(
         each = (partial(run, kernels=[stack], experts_X=experts, count=count, **options) for stack in stacks)
         gate, up, down = (partial(one, biases=bias) for one, bias in zip(each, _apart(biases)))
         gate_YF, up_YF = products([gate, up], copies_YD, own.pairs[:2], dtype)
-        return products([down], gating(gate_YF, up_YF), own.pairs[2:], jnp.float32)[0]
+        # In float32 and rounded once, as the product of all rows combines them: rows without a pair keep their bits.
+        inner_YF = gating(gate_YF.astype(jnp.float32), up_YF.astype(jnp.float32)).astype(dtype)
+        return products([down], inner_YF, own.pairs[2:], jnp.float32)[0]
     wide, narrow = (None, None) if biases is None else (biases[:2], biases[2:])
     of_rows = experts, count
     inner_YF = run(copies_YD, stacks[:2], *of_rows, biases=wide, combine=gating, out_dtype=dtype, **options)

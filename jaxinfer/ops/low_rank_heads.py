@@ -73,15 +73,16 @@ def _add_up(base_BTNO: Any, inner_BTNR: Any, stack: Stack, ids_B: Any, backend: 
     if low_rank.has_kernels(rows.shape, [joined], backend):
         found = low_rank.add_up(_as_rows(base_BTNO), rows, joined, _ids_of_heads(ids_B, stack), backend)
         return _as_heads(found, batch)
-    every_NBTAO = _by_head(inner_BTNR, stack, ((3,), (2,)), backend)
+    # Numbers of other adapters become zero before all are multiplied at once, as outputs of each would be large.
     is_own_BA = ids_B[:, None] == jnp.arange(stack.shape[1])
-    added_NBTO = jnp.where(is_own_BA[:, None, :, None], every_NBTAO, 0).sum(axis=3)
+    own_BTNAR = jnp.where(is_own_BA[:, None, None, :, None], inner_BTNR[:, :, :, None], 0)
+    added_NBTO = _by_head(own_BTNAR, stack, ((3, 4), (1, 2)), backend)
     summed_BTNO = (base_BTNO + jnp.moveaxis(added_NBTO, 0, 2)).astype(base_BTNO.dtype)
     return jnp.where((ids_B < 0)[:, None, None, None], base_BTNO, summed_BTNO)
 
 
 def _by_head(heads_BTNF: Any, stack: Stack, summed: Any, backend: Backend) -> Any:
-    """Return the products of each head with its matrices of all adapters, ``[N, B, T, A, _]``."""
+    """Return the products of each head with its matrices, summed over these axes, ``[N, B, T, ...]``."""
     stack_NARF = stack.whole() if isinstance(stack, LayerView) else stack
     wide = jnp.promote_types(stack_NARF.dtype, jnp.float32)
     return lax.dot_general(

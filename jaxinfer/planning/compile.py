@@ -85,9 +85,10 @@ class CompiledProgram:
         """Return the program's instructions, each with its number of enclosing loops and branches; see `walk`."""
         return list(walk(self.hlo, inner_trips))
 
-    def block_products(self) -> list[Instruction]:
+    def block_products(self, inner_trips: int = 1) -> list[Instruction]:
         """Return the kernels that read live blocks alone; their bytes and operations are those of all blocks."""
-        return [instruction for instruction in self.instructions() if instruction.name.startswith(SPARSE_KERNEL)]
+        instructions = self.instructions(inner_trips=inner_trips)
+        return [instruction for instruction in instructions if instruction.name.startswith(SPARSE_KERNEL)]
 
     def collectives(self) -> list[Instruction]:
         """Return the instructions that send data between devices."""

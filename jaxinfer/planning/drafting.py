@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from jaxinfer.decoding.fixed_rows import step_nodes
 from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
 from jaxinfer.engine.pace import Pace
 from jaxinfer.engine.sequence import EngineSequence
@@ -51,7 +52,10 @@ def _at(deployment: Deployment, batch: int, widths: tuple[int, ...]) -> Drafting
     footprint = count_footprint(one)
     if footprint.total_bytes > one.chip.device_hbm_bytes:
         return Drafting(batch, {}, 0.0, None, 1.0)
-    seconds = {width: roofline(estimate_step(one, footprint, width), one.chip, one.dtype).seconds for width in widths}
+    # A step may be filled up to rows that give the same bits.
+    filled = {width: step_nodes(one.strategy, width, one.split.backend) for width in widths}
+    works = {width: estimate_step(one, footprint, nodes) for width, nodes in filled.items()}
+    seconds = {width: roofline(work, one.chip, one.dtype).seconds for width, work in works.items()}
     pace, rows = Pace(widths), [EngineSequence(0, [0], 1, 0.0) for _ in range(batch)]
     pace.begin_with({(batch - 1).bit_length(): seconds})
     for width in widths[1:]:

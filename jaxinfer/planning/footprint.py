@@ -130,8 +130,9 @@ def estimate_step(deployment: Deployment, footprint: Footprint, nodes: int = 1) 
     rows = deployment.rows // _row_devices(deployment)
     attended = _seen(deployment.split.config, deployment.num_slots) // deployment.mesh.sequence
     work = _pass(deployment, footprint, footprint.cache_bytes, rows, nodes, attended, rows * nodes)
-    dead = footprint.dead_bytes * pipeline_schedule(deployment, nodes).ticks
-    dead_flops = 2 * rows * nodes * footprint.dead_weights
+    schedule = pipeline_schedule(deployment, nodes)
+    dead = footprint.dead_bytes * schedule.ticks
+    dead_flops = 2 * rows * nodes * footprint.dead_weights * schedule.ticks // schedule.microbatches
     return replace(work, hbm_bytes=work.hbm_bytes - dead, flops=work.flops - dead_flops)
 
 

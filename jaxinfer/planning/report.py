@@ -188,9 +188,10 @@ def _program(
         hops = count_hops(counted.groups, deployment.topology)
         work = Work(counted.hbm_bytes, counted.flops, counted.sent_bytes, counted.collectives, hops)
         # A prompt's tokens share few dead blocks: the share is that of a step.
-        if not is_prefill and (products := program.block_products()):
+        if not is_prefill and (products := program.block_products(inner_trips=drafting_trips(strategy))):
             dead_flops = (1 - deployment.live_share) * sum(each.flops * each.runs for each in products)
-            work = replace(work, hbm_bytes=work.hbm_bytes - footprint.dead_bytes, flops=work.flops - round(dead_flops))
+            dead_bytes = footprint.dead_bytes * pipeline_schedule(deployment, nodes).ticks
+            work = replace(work, hbm_bytes=work.hbm_bytes - dead_bytes, flops=work.flops - round(dead_flops))
         needed, temporaries = program.total_bytes, program.temporary_bytes
     else:
         work = estimate_prefill(deployment, footprint) if is_prefill else estimate_step(deployment, footprint, nodes)

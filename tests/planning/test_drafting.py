@@ -48,7 +48,7 @@ def test_a_line_tells_a_choice_or_that_there_is_none(planned):
     lines = drafting_lines("auto", [planned[2], Drafting(64, {}, 0.0, None, 1.0)])
     assert "batch 64: 4: 1.00, 8: 1.05" in lines[1]
     assert "verifies 8 nodes, 1.57 tokens a step" in lines[1]
-    assert lines[2].strip() == "batch 64: does not fit"
+    assert lines[2].strip() == "batch 64: does not fit, or does not split over the devices"
 
 
 @pytest.mark.parametrize(("platform", "nodes"), [("tpu", [1, 4, 8, 16, 32]), ("cpu", [1, 4, 8])])

@@ -7,6 +7,7 @@ prompt are appended at once, so an interrupted run goes on with the next prompt.
 
 import argparse
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -60,8 +61,9 @@ def imported(text: str) -> Scorer:
         sys.path.insert(0, os.getcwd())
     try:
         found: Any = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} names no function: {error}") from None
+    except Exception as error:  # a module that cannot be read may raise anything
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise argparse.ArgumentTypeError(f"{text!r} names no function: {reason}") from None
     if not callable(found):
         raise argparse.ArgumentTypeError(f"{text!r} is no function")
     return cast(Scorer, found)
@@ -76,7 +78,8 @@ def run(options: argparse.Namespace) -> int:
     with RecordWriter(options.out) as writer:  # opened before the slow loading of the model
         lm = load_base(options)
         prompts = [encode_prompt(lm, record, is_raw=options.raw) for record in records]
-        recipe = describe_recipe(lm, sampling, options.max_new_tokens, is_raw=options.raw)
+        scorer = _described(options.scorer)
+        recipe = describe_recipe(lm, sampling, options.max_new_tokens, is_raw=options.raw, opening=scorer)
         done = answered_lines(options.out, prompts, recipe)
         left = [prompt for prompt in prompts if prompt.line not in done]
         scores: list[float] = []
@@ -89,6 +92,15 @@ def run(options: argparse.Namespace) -> int:
     mean = f", mean score {sum(scores) / len(scores):.3f}" if scores else ""
     print(f"{options.out}: rollouts of {len(done)} prompts, {len(scores)} of them new{mean}", file=sys.stderr)
     return 0
+
+
+def _described(scorer: Scorer) -> str:
+    """Return a scorer's name, and its module's text where there is one: another checker gives other scores."""
+    name = f"{getattr(scorer, '__module__', '')}:{getattr(scorer, '__qualname__', repr(type(scorer)))}"
+    try:
+        return f"{name} {inspect.getsource(inspect.getmodule(scorer) or type(scorer))}"
+    except (OSError, TypeError):
+        return name
 
 
 def roll_out(
@@ -124,8 +136,7 @@ def roll_out(
 def _scored(
     lm: LanguageModel, prompt: Prompt, results: Sequence[GenerationResult], scorer: Scorer
 ) -> list[dict[str, Any]]:
-    text = lm.tokenizer.decode(list(prompt.tokens))
-    asked = [Candidate(text, prompt.tokens, result.text, tuple(result.tokens), True) for result in results]
+    asked = [Candidate(prompt.text, prompt.tokens, result.text, tuple(result.tokens), True) for result in results]
     scores = checked_values(scorer(asked), len(asked))
     return [
         {

@@ -32,11 +32,12 @@ _BATCHES_SORTED = 8
 
 
 class Prompt(NamedTuple):
-    """A prompt's token ids and its line number."""
+    """A prompt's token ids, its line number, and the text that is to be answered."""
 
     line: int
     category: str
     tokens: tuple[int, ...]
+    text: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,7 +98,7 @@ def encode_prompt(lm: LanguageModel, record: Record, *, is_raw: bool = False) ->
             f"{record.where}: the prompt has {len(tokens)} tokens, but the model's context of {lm.max_len} needs room "
             "for the answer; shorten it"
         )
-    return Prompt(record.line, str(record.fields.get("category", "")), tuple(tokens))
+    return Prompt(record.line, str(record.fields.get("category", "")), tuple(tokens), messages[-1]["content"])
 
 
 def describe_recipe(

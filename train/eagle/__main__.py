@@ -142,6 +142,7 @@ def read_drafter(options: argparse.Namespace, lm: LanguageModel) -> tuple[EagleS
     shape, params = read_eagle(options.init, lm.config, backend, lm.params, lambda: lm.base_fingerprint)
     (kind,) = shape.config.kinds
     is_plain = kind.rope is not None and kind.rope.scaling is None and "bias" not in params["fc"]
+    is_plain = is_plain and not shape.feature_norms and not shape.norm_output
     if not shape.fuses or shape.norm_before_residual or "embedding" in params or not is_plain:
         raise InvalidOption(f"--init {options.init}: is no plain EAGLE-3 drafter, which is all that is trained")
     return shape, params

@@ -5,6 +5,7 @@ what the whole answer was worth. It writes the folder ``OUT/value``, which ``--s
 """
 
 import argparse
+import hashlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,7 +78,9 @@ def train_value_head(lm: LanguageModel, rollouts: Sequence[Rollout], out: Path, 
         raise InvalidOption(f"train_value_head has no option {unknown[0]!r}")
     vars(options).update(changed, data=[])
     check_batch(options)
-    told = {"base": lm.base_fingerprint, **identity(options), "model": lm.base_fingerprint}
+    read = hashlib.sha256(repr([(one.tokens, one.num_prompt, one.score) for one in rollouts]).encode()).hexdigest()
+    options.model = f"a model with the fingerprint {lm.base_fingerprint}"
+    told = {"base": lm.base_fingerprint, **identity(options), "rollouts": read}
     return None if train(options, lm, rollouts, told) == EXIT_INTERRUPTED else options.out / VALUE
 
 
@@ -86,7 +89,7 @@ def train(options: argparse.Namespace, lm: LanguageModel, rollouts: Sequence[Rol
     trained, held_out = split_prompts(rollouts, options.held_out, options.seed)
     scores = np.array([one.score for one in rollouts])
     mean, spread = float(scores[trained].mean()), float(scores[trained].std())
-    if spread == 0:
+    if scores[trained].min() == scores[trained].max():
         raise InvalidOption(f"all answers have the score {mean:g}: a value head learns from scores that differ")
     mesh = build_mesh(options.mesh, lm.config, options.batch_size // options.microbatches)
     lm.params = place_base(lm.params, lm.config, lm.backend, mesh)
@@ -118,7 +121,8 @@ def read_states(options: argparse.Namespace, lm: LanguageModel, rollouts: Sequen
     """Return the model's hidden states of all answers, zeros for a dry run."""
     examples = [one.example for one in rollouts]
     if options.dry_run:
-        return no_states(examples, lm.config.model_dim)
+        texts_P = np.repeat(np.arange(len(examples), dtype=np.int32), [len(example.tokens) for example in examples])
+        return no_states(examples, lm.config.model_dim)._replace(texts_P=texts_P)
     with step_progress("hidden states", len(examples)) as report:
         return cache_hidden_states(lm, examples, cache_folder(options), report)
 

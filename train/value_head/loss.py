@@ -70,9 +70,10 @@ class ValueEvaluation:
         pairs = [pair for texts in by_prompt.values() for pair in combinations(texts, 2)]
         scores = self.source.scores
         pairs = [pair for pair in pairs if scores[pair[0]] != scores[pair[1]]]
+        own = {text: values_P[texts_P == text] for text in {text for pair in pairs for text in pair}}
         found: list[float | None] = []
         for share in SHARES:
-            value = {text: _at(values_P[texts_P == text], share) for pair in pairs for text in pair}
+            value = {text: _at(values_T, share) for text, values_T in own.items()}
             # Equal values say nothing: half of them are right.
             right = [
                 0.5 if value[one] == value[other] else (value[one] > value[other]) == (scores[one] > scores[other])

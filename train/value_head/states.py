@@ -14,6 +14,9 @@ from train.features.hidden_states import HiddenStates
 from train.texts.packing import Example
 from train.texts.records import Record, messages_of, read_records
 
+# The largest score: a head's squares of it must be finite in float32.
+_MOST = 1e18
+
 
 class Rollout(NamedTuple):
     """A text as token ids, of which the first ``num_prompt`` are a prompt's, and what a checker says of it."""
@@ -42,7 +45,7 @@ def read_rollouts(path: Path, lm: LanguageModel) -> list[Rollout]:
     rollouts = []
     for record in read_records(path):
         score = record.fields.get("score")
-        if not isinstance(score, int | float) or not np.isfinite(score):
+        if not isinstance(score, int | float) or not abs(score) <= _MOST:
             raise InvalidOption(f"{record.where}: needs a 'score', a finite number, and has {score!r:.40}")
         try:
             prompt, answer = _ids(record.fields, record, lm.tokenizer)

@@ -33,9 +33,11 @@ class KeptGroups:
                 name, group = json.loads(line)
                 self._groups[name] = parse(Group, group)
             except (ValueError, TypeError, RecursionError):
-                # The line that was being written when the process was killed has had others after it.
-                if number < len(lines) and not line.startswith("["):
+                # The line that was being written when the process was killed.
+                if not line.startswith('["'):
                     raise InvalidOption(f"--resume {path}: line {number} is no group: name another file") from None
+        if self._rest and not self._rest.startswith('["'):
+            raise InvalidOption(f"--resume {path}: its last line is no group: name another file")
 
     def find(self, prompts: Sequence[Sequence[int]], num_new: int) -> Group | None:
         """Return what was measured with these prompts, the first ``num_new`` of which count."""

@@ -172,11 +172,15 @@ def _read(path: Path, tensors: SafetensorsFile, stored: str) -> np.ndarray:
     return values
 
 
+def spellings(name: str, names: TensorNames) -> list[str]:
+    """Return a tensor's or module's name, and what it may be called under the other prefix."""
+    one, other = names.optional_prefix, names.other_prefix
+    return [name, *(to + name.removeprefix(of) for of, to in ((one, other), (other, one)) if name.startswith(of))]
+
+
 def _own(path: Path, name: str, names: TensorNames, shapes: Mapping[str, tuple[int, ...]]) -> str:
     """Return the checkpoint's spelling of a tensor's name."""
-    one, other = names.optional_prefix, names.other_prefix
-    spelled = [name, *(to + name.removeprefix(of) for of, to in ((one, other), (other, one)) if name.startswith(of))]
-    found = next((each for each in spelled if each in shapes), None)
+    found = next((each for each in spellings(name, names) if each in shapes), None)
     # A tied output matrix is not stored.
     if found is None and name == HEAD and "head.kernel" not in names.top:
         return name

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxinfer.checkpoint.adapters.low_rank import LowRank
-from jaxinfer.checkpoint.adapters.other_tensors import Change
+from jaxinfer.checkpoint.adapters.other_tensors import Change, spellings
 from jaxinfer.checkpoint.adapters.settings import CONFIG, AdapterSettings
 from jaxinfer.checkpoint.safetensors_file import SafetensorsFile
 from jaxinfer.errors import InvalidCheckpoint, UnsupportedModel
@@ -59,7 +59,7 @@ def read_parameters(
     for layer in range(config.num_layers):
         stacks = {part.tensor.format(layer=layer) for part in _stacks(names)} if config.sparse_layers[layer] else ()
         for tensor in sorted(filter(settings.has_parameter, stacks)):
-            if tensor.rpartition(".")[0] not in taken:
+            if taken.isdisjoint(spellings(tensor.rpartition(".")[0], names)):
                 raise InvalidCheckpoint(f"{path}: {CONFIG} targets {tensor}, which has no matrices there")
     return changes, taken
 
@@ -68,8 +68,9 @@ def router_tensor(module: str, names: TensorNames, config: DecoderConfig) -> str
     """Return the tensor of a router whose module is called ``mlp.gate`` and its tensor something else."""
     source = names.block.get("mlp.router.weights")
     for layer in range(config.num_layers if source is not None else 0):
-        if module == f"model.layers.{layer}.mlp.gate":
-            return names_of(source or "")[0].format(layer=layer)
+        tensor = names_of(source or "")[0].format(layer=layer)
+        if f"{tensor.partition('layers.')[0]}layers.{layer}.mlp.gate" in spellings(module, names):
+            return tensor
     return f"{module}.weight"
 
 
@@ -91,7 +92,7 @@ def _read_pairs(
         raise InvalidCheckpoint(f"{path}: {parameter} has numbers that are not finite; fetch the adapter again")
     rank = settings.rank_of(parameter)
     fits = first.ndim == second.ndim == 2 and len(first) == second.shape[1] == rank * count
-    sizes = (first.shape[-1], second.shape[0])
+    sizes = (first.shape[-1], second.shape[0]) if fits else ()
     if not fits or sizes not in ((inner, outer), (outer, inner)):
         raise InvalidCheckpoint(
             f"{path}: {parameter} has matrices of {list(second.shape)} and {list(first.shape)}, but it is "
@@ -139,7 +140,7 @@ def _kernels_of(path: Path, parameter: str, names: TensorNames, config: DecoderC
                 if kernel.startswith("mlp.experts.")
                 and isinstance(source, Part)
                 and source.shape is not None
-                and source.tensor.format(layer=layer) == parameter
+                and source.tensor.format(layer=layer) in spellings(parameter, names)
             }
             if kernels and config.sparse_layers[layer]:
                 return layer, kernels

@@ -75,6 +75,8 @@ def read_eagle(
     settings = {**described, **settings}
     tensors = SafetensorsFile(folder / WEIGHTS, ["I64", "I32"])
     stored = {name.removeprefix("model."): name for name in tensors.shapes()}
+    if twice := sorted(name for name in stored if {name, f"model.{name}"} <= tensors.shapes().keys()):
+        raise InvalidCheckpoint(f"{folder / WEIGHTS}: {twice[0]} and model.{twice[0]} are one tensor: keep one of them")
     shapes = {name: tensors.shapes()[full] for name, full in stored.items()}
     shape = _read_shape(folder, settings, shapes, config)
     check_fingerprint(folder, settings.get(_FINGERPRINT), fingerprint)
@@ -209,6 +211,8 @@ def _read_shape(
     flags = {name: _read_flag(path, settings, name) for name in _FLAGS}
     if flags["fc_norm"] and flags["norm_before_fc"]:
         raise InvalidCheckpoint(f"{path}: fc_norm and norm_before_fc are two norms of the same features: one is known")
+    if flags["norm_output"] and not fuses:
+        raise InvalidCheckpoint(f"{path}: norm_output is known of EAGLE-3 drafters, and this is an older one")
     norms = "each" if flags["fc_norm"] else "all" if flags["norm_before_fc"] else ""
     return EagleShape(config, layers, target_dim, fuses, flags["norm_before_residual"], norms, flags["norm_output"])
 
@@ -224,7 +228,7 @@ def _read_flag(path: Path, settings: Mapping[str, Any], name: str) -> bool:
 def _read_layers(path: Path, settings: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     """Return the layers before which features are read; files list those after which they are, one less, or these."""
     nested = settings.get(_NESTED)
-    listed = nested.get(_LAYER_IDS) if isinstance(nested, Mapping) else settings.get(_LAYER_IDS)
+    listed = settings.get(_LAYER_IDS, nested.get(_LAYER_IDS) if isinstance(nested, Mapping) else None)
     if listed is None:
         return default_features(num_layers)
     if _DESCRIBED in settings and isinstance(listed, list):

@@ -3,6 +3,8 @@
 import argparse
 import dataclasses
 import json
+import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -125,7 +127,11 @@ def run(options: argparse.Namespace) -> int:
     if options.resume is not None:
         # Batch sizes are those of the groups themselves.
         same = dataclasses.replace(workload, batches=())
-        kept = KeptGroups(options.resume, f"{model.fingerprint} {model.backend} {same}")
+        import jax
+
+        device = jax.devices()[0].device_kind, len(jax.devices()), os.cpu_count()
+        where = options.cache, str(options.mesh), *device, *map(_files_of, specs)
+        kept = KeptGroups(options.resume, f"{model.fingerprint} {model.backend} {same} {where}")
     running = AcceptanceRun(model, pick(samples, options.per_category), workload, kept)
     try:
         with count_progress("acceptance", running.num_runs) as advance:
@@ -135,6 +141,16 @@ def run(options: argparse.Namespace) -> int:
         if report.complete or any(batch.groups for batch in report.batches):
             _show(report, options)
     return 0
+
+
+def _files_of(spec: str) -> list[tuple[str, int]]:
+    """Return the files that a strategy's options name, or those of a folder, and when they were written."""
+    found = []
+    for value in re.split(r"[=,+]", spec):
+        if value and (path := Path(value)).exists():
+            for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+                found.append((str(file), file.stat().st_mtime_ns))
+    return found
 
 
 def _show_stored(options: argparse.Namespace) -> int:

@@ -119,7 +119,7 @@ def drafting_lines(strategy: str, found: Sequence["Drafting"]) -> list[str]:
     lines = [f"{strategy}, by counted costs; N nodes gain from so many tokens a step on:"]
     for one in found:
         if one.nodes is None:
-            lines.append(f"  batch {one.batch}: does not fit")
+            lines.append(f"  batch {one.batch}: does not fit, or does not split over the devices")
             continue
         costs = ", ".join(f"{nodes}: {max(cost, 1.0):.2f}" for nodes, cost in one.costs.items() if nodes > 1)
         chosen = "drafts nothing" if one.nodes == 1 else f"verifies {one.nodes} nodes"

@@ -45,6 +45,7 @@ class AheadBatch(RunningBatch):
         self._there: Partitioner = strategy.place
         self._drafting = programs.drafting(Decoder(strategy.config, strategy.backend), strategy.place)
         self._seen: Any = None
+        self._memory: Any = None
         self._drafting_before = self._drafting.compile_seconds
         super().__init__(programs, params, strategy, requests, eos_token_ids, max_len, num_rows)
 
@@ -60,6 +61,9 @@ class AheadBatch(RunningBatch):
         state, given = self._programs.prefill(self._given, num_tokens, self._params, state)
         self._seen = self._copied(seen_by_drafter(state))
         ahead = self._run(start_ahead, (num_tokens,), (), self._seen)
+        if self._memory is not None:
+            # The same texts go on with a new cache.
+            ahead = ahead._replace(reused_B=self._memory.ahead.reused_B)
         return state, _Drafting(given, ahead)
 
     def _decode(self, max_steps: int) -> tuple[DecodeState, _Drafting]:

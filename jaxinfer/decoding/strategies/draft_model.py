@@ -36,6 +36,8 @@ from jaxinfer.parallel.partitioner import Partitioner
 
 # The target as its own draft model.
 _SELF = "self"
+# The longest chain that is drafted ahead: it is drafted on by one more.
+_MOST_AHEAD = 63
 
 
 class DraftModelMemory(NamedTuple):
@@ -226,6 +228,8 @@ class DraftModel(Strategy):
         """Refuse options that drafting ahead cannot follow."""
         if self.model == _SELF:
             raise InvalidOption("draft_model: model=self is where the target is: name a model, or leave devices= out")
+        if self.num_draft_tokens > _MOST_AHEAD:
+            raise InvalidOption(f"draft_model: num_draft_tokens must be at most {_MOST_AHEAD} with devices=")
         given = "tree" if self.tree else "max_draft_tokens" if self.max_draft_tokens else ""
         given = given or ("schedule" if self.schedule != "constant" else "verify" if self.verify != "match" else "")
         if given:
