@@ -102,6 +102,10 @@ def test_a_row_has_its_own_pairs_and_no_other_is_read(kernels, which, biased):
         plain = apply(backend, ids, None)
         assert np.abs(found - plain)[ids >= 0].max() > 0.1
         np.testing.assert_array_equal(found[1], plain[1])
+    else:
+        rounded = replace(backend, compute_dtype="bfloat16")
+        own, none = apply(rounded, ids, tuple(pairs)), apply(rounded, ids, None)
+        np.testing.assert_array_equal(own[1], none[1])
 
 
 @pytest.mark.slow
