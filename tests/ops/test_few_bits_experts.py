@@ -145,11 +145,10 @@ def grouped(form: Format) -> tuple[QuantizedArray, ...]:
 @pytest.mark.parametrize(
     ("form", "kernels"),
     [
-        (FP8_BLOCKS, "interpret"),
-        pytest.param(INT8, "interpret", marks=pytest.mark.slow),
+        pytest.param(FP8_BLOCKS, "interpret", marks=pytest.mark.slow),
         *(
             pytest.param(form, kernels, marks=pytest.mark.exhaustive)
-            for form in (int4(64, False), MXFP4, FP8, nf4(64), GGUF_FORMATS["Q8_0"])
+            for form in (INT8, int4(64, False), MXFP4, FP8, nf4(64), GGUF_FORMATS["Q8_0"])
             for kernels in ("reference", "interpret")
         ),
     ],
