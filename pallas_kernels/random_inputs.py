@@ -51,7 +51,10 @@ def _draw(rng: np.random.Generator, argument: jax.ShapeDtypeStruct, case: Case) 
         return jnp.asarray(rng.integers(0, 16, shape, np.int8)).astype(dtype)
     if jnp.issubdtype(dtype, jnp.integer):
         most = min(jnp.iinfo(dtype).max, 127)
-        return jnp.asarray(rng.integers(-most, most + 1, shape, np.int8)).astype(dtype)
+        drawn = rng.integers(-most, most + 1, shape, np.int8)
+        # The bytes of -1 and 127 are no numbers where codes are floats of 8 bits.
+        drawn[(drawn == -1) | (drawn == 127)] = 1
+        return jnp.asarray(drawn).astype(dtype)
     if dtype == jnp.float32 and any(_is_quantized(other) for other in case.arguments):
         return rng.uniform(0.005, 0.02, shape).astype(np.float32)
     return rng.standard_normal(shape, np.float32).astype(dtype)
