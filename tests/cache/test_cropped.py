@@ -45,6 +45,7 @@ def test_each_token_is_drawn_from_the_last_block(dense, keep):
     assert [list(result.tokens) for result in found] == [grown(dense, prompt, 19, keep) for prompt in PROMPTS]
 
 
+@pytest.mark.slow
 def test_layers_with_windows_have_no_ring_that_remembers_the_text_before_a_block():
     """GPT-Neo's layers, the windowed one first."""
     config = replace(CONFIG, max_position=200, num_layers=2, layer_pattern=(LayerKind(None, window=8), LayerKind(None)))

@@ -55,7 +55,11 @@ def test_texts_are_those_of_plain_decoding_on_the_same_weights(mixture, form, na
 
 
 @pytest.mark.parametrize(
-    "form", ["int4", *(pytest.param(form, marks=pytest.mark.exhaustive) for form in FORMS if form != "int4")]
+    "form",
+    [
+        pytest.param("int4", marks=pytest.mark.slow),
+        *(pytest.param(form, marks=pytest.mark.exhaustive) for form in FORMS if form != "int4"),
+    ],
 )
 def test_logits_are_those_of_the_weights_that_codes_stand_for(mixture, form):
     """Where rows that are rounded to bfloat16 choose the same experts: nearly everywhere."""

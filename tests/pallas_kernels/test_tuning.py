@@ -89,6 +89,7 @@ def estimated(function, arguments, *, donated=(), steps):
     return Schedule("v5e", (operation,), hbm_bytes=1, temporary_bytes=0, peak_bytes=0, argument_bytes=0)
 
 
+@pytest.mark.slow
 def test_a_search_that_was_stopped_goes_on_where_it_was(table, monkeypatch, capsys):
     """The best of a shape is written as soon as it is known; what was measured is not compiled again."""
     with Compiler("v5e") as compiler:

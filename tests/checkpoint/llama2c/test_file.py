@@ -139,6 +139,7 @@ def test_stories260k_has_the_tensors_of_its_folder():
         assert found.read(name, FLOAT32).tobytes() == expected.read(name, FLOAT32).tobytes(), name
 
 
+@pytest.mark.slow
 def test_stories260k_tells_its_golden_story():
     golden = json.loads((shared_data(STORIES_FOLDER) / "golden_numpy.json").read_text())
     lm = jaxinfer.load(shared_data(STORIES), dtype="float32")

@@ -135,6 +135,7 @@ def test_tokens_outside_the_mask_contribute_nothing(params):
     assert loss_and_gradient(params, Batch(changed_BT, mask_BT))[0][0] != loss
 
 
+@pytest.mark.slow
 def test_an_empty_mask_has_no_loss_and_no_gradient(params):
     (batch,) = batches(1)
     mask_BT = np.zeros((ROWS, LENGTH), bool)
