@@ -75,7 +75,7 @@ def value_text(
 
     Raises as `score_text` does, and as `jaxinfer.checkpoint.value_head.read_value_head` for a head that does not fit.
     """
-    head = read_value_head(Path(folder).expanduser(), lm.config, lm.backend, lambda: lm.base_fingerprint)
+    head = read_value_head(Path(folder).expanduser(), lm.config, lambda: lm.base_fingerprint)
     arguments = *_padded(lm, ids, adapter), head
     program = partial(text_values, lm.programs.decoder)
     values_BT = lm.programs.run("text_values", program, (), lm.adapted_params, *arguments)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jaxinfer.models.config import DecoderConfig, shortest_pattern
+from jaxinfer.notation import Params
 
 BLOCKS = "blocks"
 KERNEL, TRANSPOSED_KERNEL = "kernel", "transposed_kernel"
@@ -87,6 +88,14 @@ def locate(path: tuple[str, ...], shape: tuple[int, ...]) -> Location:
         start, stop, period = (int(number) for number in cycle.groups())
         return Location(range(start + int(offset[1]), stop, period), True, ".".join(path[3:]))
     return Location(range(shape[0]), True, ".".join(path[1:]))
+
+
+def put(params: Params, path: str, array: Any) -> None:
+    """Store a parameter of a tree of dictionaries at its path, parted by dots."""
+    *parents, last = path.split(".")
+    for parent in parents:
+        params = params.setdefault(parent, {})
+    params[last] = array
 
 
 def expert_stacks(params: Mapping[str, Any]) -> list[Any]:

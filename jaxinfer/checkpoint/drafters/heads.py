@@ -7,10 +7,9 @@ ranks, the highest gain first. Both use the same tensor names: ``{head}.{block}.
 int8 matrix of the own format has a tensor of the same name plus ``_scale``: one factor for each of its rows.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,11 +17,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors.numpy import save_file
 
+from jaxinfer.checkpoint.described import Files, read_settings
 from jaxinfer.checkpoint.drafters.shipped import check_fingerprint
 from jaxinfer.checkpoint.hf_folder import read_json_object, refuse_pickle
-from jaxinfer.checkpoint.new_folder import new_folder
 from jaxinfer.checkpoint.safetensors_file import SafetensorsFile
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint, shown
 from jaxinfer.models.config import DecoderConfig
@@ -138,13 +136,9 @@ def write_heads(
         base=base,
         base_fingerprint=base_fingerprint,
     )
-    with new_folder(folder, _OWN if overwrite else None) as new:
-        (new / _OWN).write_text(json.dumps(asdict(description)) + "\n")
-        if in_int8:
-            tensors = dict(stored for name, array in tensors.items() for stored in _in_int8(name, array))
-        save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, new / _OWN_WEIGHTS)
-        for name, text in beside.items():
-            (new / name).write_text(text, encoding="utf-8")
+    if in_int8:
+        tensors = dict(stored for name, array in tensors.items() for stored in _in_int8(name, array))
+    Files("heads", _OWN, _OWN_WEIGHTS).write(folder, description, tensors, beside=beside, overwrite=overwrite)
     return description
 
 
@@ -178,10 +172,7 @@ def _describe(folder: Path, config: DecoderConfig) -> tuple[HeadsDescription, Pa
 
 
 def _read_own(path: Path) -> HeadsDescription:
-    settings = read_json_object(path)
-    known = {field.name for field in fields(HeadsDescription)}
-    if unknown := sorted(settings.keys() - known):
-        raise InvalidCheckpoint(f"{path}: unknown field {unknown[0]}; the fields are {', '.join(sorted(known))}")
+    settings = read_settings(path, HeadsDescription)
     bounds = {"num_heads": (1, _MOST), "num_layers": (0, _MOST), "model_dim": (1, _WIDEST), "vocab_size": (1, _WIDEST)}
     counts = {key: _count(path, settings, key, *bound) for key, bound in bounds.items()}
     for key in ("conditioned", "share_lm_head"):

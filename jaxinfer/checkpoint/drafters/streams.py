@@ -12,21 +12,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
-from safetensors.numpy import save_file
-
+from jaxinfer.checkpoint.described import Files, check_count, read_settings, read_tensors
 from jaxinfer.checkpoint.drafters.shipped import check_fingerprint
-from jaxinfer.checkpoint.hf_folder import read_json_object
-from jaxinfer.checkpoint.new_folder import new_folder
-from jaxinfer.checkpoint.safetensors_file import SafetensorsFile
-from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint
+from jaxinfer.errors import InvalidCheckpoint
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.drafters.streams import StreamsConfig, put
+from jaxinfer.models.drafters.streams import StreamsConfig
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
 
-_DESCRIPTION, _WEIGHTS = "streams.json", "streams.safetensors"
+_FILES = Files("streams", "streams.json", "streams.safetensors")
 # File formats may differ in these, or lack them, for the same network.
 _NOT_THE_NETWORK = ("family", "max_position", "bos_token_id", "eos_token_ids")
 
@@ -64,16 +58,13 @@ def read_streams(
     Raises :class:`CheckpointNotFound` or :class:`InvalidCheckpoint` for files that are missing or damaged, and for
     streams that were trained on another network or on other weights than those of ``fingerprint``.
     """
-    if not folder.is_dir():
-        raise CheckpointNotFound(f"{folder}: no such folder of streams")
-    for name in (_DESCRIPTION, _WEIGHTS):
-        if not (folder / name).is_file():
-            raise CheckpointNotFound(f"{folder / name}: no such file; streams are {_DESCRIPTION} and {_WEIGHTS}")
-    description = _read_description(folder / _DESCRIPTION)
+    _FILES.check(folder)
+    description = _read_description(folder / _FILES.description)
     _check_base(folder, description, config)
     check_fingerprint(folder, description.base_fingerprint, fingerprint)
     streams = StreamsConfig(*(getattr(description, field.name) for field in fields(StreamsConfig)))
-    return streams, _read_weights(folder / _WEIGHTS, streams, config, backend)
+    # Streams share the cache with the sequence, and a mask does not hide what is not a number.
+    return streams, read_tensors(folder, _FILES, streams.shapes(config), backend.param_dtype, "the streams")
 
 
 def write_streams(
@@ -100,12 +91,8 @@ def write_streams(
         base=base,
         base_fingerprint=base_fingerprint,
     )
-    tensors = {path: np.ascontiguousarray(_at(stream_params, path)) for path in streams.shapes(config)}
-    with new_folder(folder, _DESCRIPTION if overwrite else None) as new:
-        (new / _DESCRIPTION).write_text(json.dumps(asdict(description)) + "\n")
-        save_file(tensors, new / _WEIGHTS)
-        for name, text in beside.items():
-            (new / name).write_text(text, encoding="utf-8")
+    tensors = {path: _at(stream_params, path) for path in streams.shapes(config)}
+    _FILES.write(folder, description, tensors, beside=beside, overwrite=overwrite)
     return description
 
 
@@ -131,20 +118,14 @@ def _described(value: Any) -> Any:
 
 
 def _read_description(path: Path) -> StreamsDescription:
-    settings = read_json_object(path)
-    known = [field.name for field in fields(StreamsDescription)]
-    if unknown := sorted(settings.keys() - set(known)):
-        raise InvalidCheckpoint(f"{path}: unknown field {unknown[0]}; the fields are {', '.join(known)}")
+    settings = read_settings(path, StreamsDescription)
     for field in fields(StreamsDescription):
         is_optional = field.default is not MISSING
-        value, least = settings.get(field.name, field.default if is_optional else None), 0 if is_optional else 1
-        if field.type is int and (type(value) is not int or not least <= value <= 1 << 24):
-            raise InvalidCheckpoint(f"{path}: {field.name} must be a whole number of {least} or more, not {value!r}")
+        if field.type is int:
+            value = settings.get(field.name, field.default if is_optional else None)
+            check_count(path, field.name, value, 0 if is_optional else 1)
     if not isinstance(settings.get("base_digest"), str):
         raise InvalidCheckpoint(f"{path}: base_digest must be text, not {settings.get('base_digest')!r}")
-    for name in ("base", "base_fingerprint"):
-        if not isinstance(settings.get(name), str | None):
-            raise InvalidCheckpoint(f"{path}: {name} must be text or null, not {settings[name]!r}")
     return StreamsDescription(**settings)
 
 
@@ -169,28 +150,6 @@ def _check_base(folder: Path, description: StreamsDescription, config: DecoderCo
             f"{folder}: the streams{of} were trained on the network {description.base_digest}, but this model is "
             f"{network_digest(config)}: load the model that they were trained on"
         )
-
-
-def _read_weights(path: Path, streams: StreamsConfig, config: DecoderConfig, backend: Backend) -> Params:
-    tensors, expected = SafetensorsFile(path), streams.shapes(config)
-    found = tensors.shapes()
-    if missing := [name for name in expected if name not in found]:
-        raise InvalidCheckpoint(f"{path}: tensor {missing[0]} is missing")
-    if extra := sorted(found.keys() - expected.keys()):
-        raise InvalidCheckpoint(f"{path}: {_DESCRIPTION} leaves no place for tensor {extra[0]}")
-    stream_params: Params = {}
-    for name, shape in expected.items():
-        if tuple(found[name]) != shape:
-            raise InvalidCheckpoint(
-                f"{path}: tensor {name} has shape {list(found[name])}, but {_DESCRIPTION} makes it {list(shape)}"
-            )
-        array = tensors.read(name, np.dtype(backend.param_dtype))
-        # Streams share the cache with the sequence, and a mask does not hide NaN.
-        if not np.isfinite(array.astype(np.float32)).all():
-            raise InvalidCheckpoint(f"{path}: tensor {name} holds numbers that are not finite; train the streams again")
-        # Copied, because the file may change while the model is in use.
-        put(stream_params, name, jnp.array(array))
-    return stream_params
 
 
 def _at(stream_params: Mapping[str, Any], path: str) -> Any:

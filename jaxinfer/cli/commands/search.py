@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
         check_chart(options.chart)
     model = load_model(options)
     if options.value is not None:
-        read_value_head(Path(options.value), model.config, model.backend, lambda: model.base_fingerprint)
+        read_value_head(Path(options.value), model.config, lambda: model.base_fingerprint)
     tasks = [TASKS[name]() for name in names]
     name = DEFAULT_MODEL if options.model is None else Path(options.model).name
     with count_progress("search", num_runs(tasks, options.texts, options.value)) as advance:

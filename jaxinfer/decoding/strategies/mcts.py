@@ -88,5 +88,5 @@ class TreeSearch(Autoregressive):
             raise InvalidOption("mcts: depth=0 leaves a text as it is, which only value=FOLDER or a function can value")
         if not self.value or self.params is not None:
             return self
-        head = read_value_head(Path(self.value).expanduser(), target.config, target.backend, target.fingerprint)
+        head = read_value_head(Path(self.value).expanduser(), target.config, target.fingerprint)
         return replace(self, params=target.partitioner.place(head))

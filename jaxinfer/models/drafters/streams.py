@@ -28,6 +28,7 @@ from jaxinfer.cache.interface import LayeredCache
 from jaxinfer.models.adapters import adapter_shapes
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder
+from jaxinfer.models.layers import put
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Bool, Float, Int, Params
 from jaxinfer.ops.backend import Backend
@@ -79,15 +80,6 @@ def init_streams(streams: StreamsConfig, config: DecoderConfig, backend: Backend
         drawn = deviation * jax.random.normal(jax.random.fold_in(key, number), shape)
         put(stream_params, path, drawn.astype(backend.param_dtype))
     return stream_params
-
-
-def put(stream_params: Params, path: str, array: Any) -> None:
-    """Store a parameter of streams at its path, as in `StreamsConfig.shapes`."""
-    node = stream_params
-    *parents, last = path.split(".")
-    for parent in parents:
-        node = node.setdefault(parent, {})
-    node[last] = array
 
 
 def insert_streams(stream_params: Params, hidden_BMD: Float[Array, "B M D"], backend: Backend) -> Float[Array, "B T D"]:

@@ -157,7 +157,7 @@ def test_weights_that_cannot_be_are_refused(folder):
 @pytest.mark.parametrize("name", ["streams.json", "streams.safetensors"])
 def test_what_is_missing_is_named(folder, name):
     (folder / name).unlink()
-    with pytest.raises(CheckpointNotFound, match=f"{name}: no such file; streams are"):
+    with pytest.raises(CheckpointNotFound, match=f"{name}: no such file of streams, which has"):
         read_streams(folder, CONFIG, float32_backend())
     with pytest.raises(CheckpointNotFound, match="no such folder of streams"):
         read_streams(folder / "there", CONFIG, float32_backend())

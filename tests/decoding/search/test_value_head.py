@@ -102,12 +102,12 @@ def test_on_every_mesh(folder, head, spec):
 
 
 def test_a_head_comes_back_as_it_was_and_a_wrong_one_is_named(lm, folder, head, tmp_path):
-    found = read_value_head(folder, TOY, float32_backend(), lambda: lm.fingerprint)
+    found = read_value_head(folder, TOY, lambda: lm.fingerprint)
     jax.tree.map(np.testing.assert_array_equal, found, dict(head))
     with pytest.raises(InvalidCheckpoint, match="is for the weights"):
-        read_value_head(folder, TOY, float32_backend(), lambda: "others")
+        read_value_head(folder, TOY, lambda: "others")
     with pytest.raises(InvalidCheckpoint, match="the value head reads 32 channels, but hidden states have 48"):
-        read_value_head(folder, replace(TOY, model_dim=48), float32_backend())
+        read_value_head(folder, replace(TOY, model_dim=48))
     damaged = tmp_path / "damaged"
     for name, content, told in (
         ("value_head.json", b"{", "value_head.json"),
@@ -119,9 +119,9 @@ def test_a_head_comes_back_as_it_was_and_a_wrong_one_is_named(lm, folder, head, 
         write_value_head(damaged, head, overwrite=True)
         (damaged / name).write_bytes(content)
         with pytest.raises(JaxinferError, match=told) as refused:
-            read_value_head(damaged, TOY, float32_backend())
+            read_value_head(damaged, TOY)
         assert len(str(refused.value).splitlines()) == 1
     broken = {**head, "out": {**head["out"], "bias": np.float32([np.nan])}}
     write_value_head(damaged, broken, overwrite=True)
     with pytest.raises(InvalidCheckpoint, match=r"out\.bias holds numbers that are not finite"):
-        read_value_head(damaged, TOY, float32_backend())
+        read_value_head(damaged, TOY)

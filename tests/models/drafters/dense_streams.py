@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxinfer.models.adapters import adapter_shapes
 from jaxinfer.models.config import DecoderConfig
-from jaxinfer.models.drafters.streams import put
+from jaxinfer.models.layers import put
 from jaxinfer.notation import Params
 from tests.models.restack import at
 from tests.toys import rope_of
