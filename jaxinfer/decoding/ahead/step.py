@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.cache.interface import LayeredCache
+from jaxinfer.decoding.drafting.chain import ChainStrategy
 from jaxinfer.decoding.drafting.schedules import first_lengths
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.strategies.draft_model import DraftModel, DraftModelMemory
-from jaxinfer.decoding.strategy import Prefilled, Proposal, Strategy
+from jaxinfer.decoding.strategy import Prefilled, Proposal
 from jaxinfer.decoding.trees.tree import chain
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.model import Model
@@ -51,24 +52,10 @@ class Ahead(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GivenChain(Strategy):
+class GivenChain(ChainStrategy):
     """Verify the chain that is its memory."""
 
     name: ClassVar[str] = "given_chain"
-
-    num_draft_tokens: int = 1
-
-    @property
-    def headroom(self) -> int:
-        return self.num_draft_tokens + 1
-
-    @property
-    def max_depth(self) -> int:
-        return self.num_draft_tokens
-
-    @property
-    def branches(self) -> bool:
-        return False
 
     def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> Chain:
         return _no_chain(state.lengths_B.shape[0], self.num_draft_tokens)

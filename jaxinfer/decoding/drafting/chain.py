@@ -1,13 +1,14 @@
 """Drafting a chain token by token with a model: the loop that drafters with weights share."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.strategy import current_tokens
+from jaxinfer.decoding.strategy import Strategy, current_tokens
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.rows import set_in_rows
 from jaxinfer.sampling.draw import draw, drawing_distribution, log_probabilities
@@ -30,6 +31,25 @@ class ChainDraft(NamedTuple):
     drafted_BM: Any
     log_q_BMV: Any
     carry: Any
+
+
+@dataclass(frozen=True)
+class ChainStrategy(Strategy):
+    """A strategy, inside another one, that drafts a chain of ``num_draft_tokens``."""
+
+    num_draft_tokens: int = 1
+
+    @property
+    def headroom(self) -> int:
+        return self.num_draft_tokens + 1
+
+    @property
+    def max_depth(self) -> int:
+        return self.num_draft_tokens
+
+    @property
+    def branches(self) -> bool:
+        return False
 
 
 def draft_chain(

@@ -11,6 +11,7 @@ from jaxinfer.checkpoint.first_layers import check_layers
 from jaxinfer.decoding.acceptance.walk import Walk
 from jaxinfer.decoding.drafting.chain import draft_chain
 from jaxinfer.decoding.drafting.loaded_model import load_draft_model, place_draft_model
+from jaxinfer.decoding.drafting.model_chain import ModelChain
 from jaxinfer.decoding.drafting.model_tree import Level, check_ranks, draft_tree, num_ranks, num_run
 from jaxinfer.decoding.drafting.schedules import FIRST, MOST, SCHEDULES, Lengths, Schedule, first_lengths, next_lengths
 from jaxinfer.decoding.drafting.spare_devices import spare_devices
@@ -29,9 +30,8 @@ from jaxinfer.models.few_bits import in_few_bits
 from jaxinfer.models.first_layers import FirstLayers
 from jaxinfer.models.model import Model
 from jaxinfer.models.stacking import arranged
-from jaxinfer.notation import Array, Int
+from jaxinfer.notation import Array
 from jaxinfer.ops.backend import Backend
-from jaxinfer.ops.masks import causal_ancestors
 from jaxinfer.parallel.partitioner import Partitioner
 
 # The target as its own draft model.
@@ -272,30 +272,11 @@ class DraftModel(Strategy):
 
     def propose(self, model: Model, params: Any, state: DecodeState, memory: DraftModelMemory) -> Proposal:
         drafter, lengths = self._drafter(model, params), memory.lengths
-        start_B = state.lengths_B - 1
-
-        def run(
-            tokens_BT: Int[Array, "B T"], first_B: Int[Array, " B"], last_B: Int[Array, " B"], cache: LayeredCache
-        ) -> tuple[Array, Any]:
-            positions_BT = first_B[:, None] + jnp.arange(tokens_BT.shape[1], dtype=first_B.dtype)[None, :]
-            placements = cache.place(first_B, causal_ancestors(tokens_BT.shape[1])[None])
-            hidden_BTD, cache = drafter.forward(tokens_BT, positions_BT, cache, placements, state.context_lengths_B)
-            return drafter.logits(jnp.take_along_axis(hidden_BTD, last_B[:, None, None], axis=1)[:, 0]), cache
-
-        def next_logits(token_B: Int[Array, " B"], index: Int[Array, ""], cache: LayeredCache) -> tuple[Array, Any]:
-            return run(token_B[:, None], start_B + index, jnp.zeros_like(start_B), cache)
-
-        def first_logits(token_B: Int[Array, " B"], index: Any, cache: LayeredCache) -> tuple[Array, Any]:
-            # At the start of a short text there are fewer; then what follows the current token is written too, and
-            # written over by the drafts.
-            first_B = jnp.maximum(start_B - self.catch_up + 1, 0)
-            places_BT = first_B[:, None] + jnp.arange(self.catch_up, dtype=first_B.dtype)[None, :]
-            tokens_BT = jnp.take_along_axis(state.tokens_BS, places_BT, axis=1, mode="clip")
-            return run(tokens_BT, first_B, start_B - first_B, cache)
+        start_B, asked = state.lengths_B - 1, ModelChain(drafter, state, self.catch_up)
 
         def level_logits(level: Level, cache: LayeredCache) -> tuple[Array, Any]:
             if level.depth == 0:
-                logits_BV, cache = first_logits(level.tokens_BW[:, 0], 0, cache)
+                logits_BV, cache = asked.first_logits(level.tokens_BW[:, 0], 0, cache)
                 return logits_BV[:, None], cache
             positions_BW = jnp.broadcast_to(start_B[:, None] + level.depth, level.tokens_BW.shape)
             placements = cache.place(start_B, level.relation_BWA)
@@ -312,14 +293,14 @@ class DraftModel(Strategy):
             return Proposal(grown.tree, memory, None, grown.log_q_BMV, passes, chances_BM)
         draft = draft_chain(
             state,
-            next_logits,
+            asked.next_logits,
             memory.cache,
             self.max_depth,
             jnp.max(jnp.where(state.finished_B, 1, lengths.counts_B)),
             self.verify,
             model.config.vocab_size,
             confidence=self.confidence if self.schedule == "confidence" else None,
-            first_logits=first_logits,
+            first_logits=asked.first_logits,
         )
         counted_BM = jnp.arange(self.max_depth + 1)[None, :] <= lengths.counts_B[:, None]
         tree = chain(draft.tokens_BM, draft.drafted_BM & counted_BM)

@@ -11,8 +11,9 @@ from jaxinfer.cache.recording import RecordingCache
 from jaxinfer.cache.retrieval import RetrievalCache, create_retrieval_cache
 from jaxinfer.cache.streaming import StreamingCache, streaming_part
 from jaxinfer.decoding.acceptance.walk import Walk
-from jaxinfer.decoding.drafting.chain import draft_chain
+from jaxinfer.decoding.drafting.chain import ChainStrategy, draft_chain
 from jaxinfer.decoding.drafting.loaded_model import load_draft_model, place_draft_model
+from jaxinfer.decoding.drafting.model_chain import ModelChain
 from jaxinfer.decoding.drafting.speculate import future_chain, speculate
 from jaxinfer.decoding.options import check_range
 from jaxinfer.decoding.programs import PREFILL_CHUNK
@@ -57,18 +58,8 @@ class Smaller(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StreamingDrafter(Strategy):
+class StreamingDrafter(ChainStrategy):
     """Draft a chain over a streaming cache, which is its memory; the state's own cache is left alone."""
-
-    num_draft_tokens: int = 1
-
-    @property
-    def headroom(self) -> int:
-        return self.num_draft_tokens + 1
-
-    @property
-    def max_depth(self) -> int:
-        return self.num_draft_tokens
 
     def propose(self, model: Model, params: Any, state: DecodeState, memory: LayeredCache) -> Proposal:
         before_B = jnp.maximum(state.lengths_B - 2, 0)
@@ -98,24 +89,11 @@ class StreamingDrafter(Strategy):
 
 
 @dataclass(frozen=True)
-class SmallModelDrafter(Strategy):
+class SmallModelDrafter(ChainStrategy):
     """Draft a chain with a small model on a streaming cache of its own, which is its memory."""
 
-    num_draft_tokens: int = 1
     config: DecoderConfig | None = None
     backend: Backend | None = None
-
-    @property
-    def headroom(self) -> int:
-        return self.num_draft_tokens + 1
-
-    @property
-    def max_depth(self) -> int:
-        return self.num_draft_tokens
-
-    @property
-    def branches(self) -> bool:
-        return False
 
     def model(self, params: Any) -> Model:
         """Return the small model."""
@@ -124,27 +102,10 @@ class SmallModelDrafter(Strategy):
         return Model(Decoder(self.config, self.backend), params)
 
     def propose(self, model: Model, params: Any, state: DecodeState, memory: LayeredCache) -> Proposal:
-        small, start_B = self.model(params), state.lengths_B - 1
-
-        def run(tokens_BT: Any, first_B: Any, last_B: Any, cache: LayeredCache) -> tuple[Array, Any]:
-            positions_BT = first_B[:, None] + jnp.arange(tokens_BT.shape[1])
-            placements = cache.place(first_B, causal_ancestors(tokens_BT.shape[1])[None])
-            hidden_BTD, cache = small.forward(tokens_BT, positions_BT, cache, placements, state.context_lengths_B)
-            return small.logits(jnp.take_along_axis(hidden_BTD, last_B[:, None, None], axis=1)[:, 0]), cache
-
-        def first_logits(token_B: Int[Array, " B"], index: Any, cache: LayeredCache) -> tuple[Array, Any]:
-            # Of a short text there are fewer: what comes after the current token is written over.
-            first_B = jnp.maximum(start_B - _CATCH_UP + 1, 0)
-            places_BT = first_B[:, None] + jnp.arange(_CATCH_UP)
-            tokens_BT = jnp.take_along_axis(state.tokens_BS, places_BT, axis=1, mode="clip")
-            return run(tokens_BT, first_B, start_B - first_B, cache)
-
-        def next_logits(token_B: Int[Array, " B"], index: Int[Array, ""], cache: LayeredCache) -> tuple[Array, Any]:
-            return run(token_B[:, None], start_B + index, jnp.zeros_like(start_B), cache)
-
+        asked = ModelChain(self.model(params), state, _CATCH_UP)
         count, vocab_size = _worthwhile(state, self.num_draft_tokens), model.config.vocab_size
-        chained = state, next_logits, memory, self.num_draft_tokens, count, "match", vocab_size
-        draft = draft_chain(*chained, first_logits=first_logits)
+        chained = state, asked.next_logits, memory, self.num_draft_tokens, count, "match", vocab_size
+        draft = draft_chain(*chained, first_logits=asked.first_logits)
         drafted_BM = draft.drafted_BM & (jnp.arange(self.num_draft_tokens + 1) <= count)
         return Proposal(chain(draft.tokens_BM, drafted_BM), draft.carry)
 
