@@ -12,16 +12,15 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.results import GenerationResult
 from jaxinfer.sampling.params import SamplingParams
 from jaxinfer.text_values import Candidate, Scorer, checked_values
-from train.arguments import add_answer_arguments, load_base
-from train.command import existing_file, number
-from train.data.target_texts import Prompt, answered_lines, describe_recipe, encode_prompt
+from train.arguments import load_base
+from train.command import number
+from train.data.target_texts import Prompt, add_prompt_arguments, answered_lines, describe_recipe, encode_prompt
 from train.loop.progress import step_progress
 from train.texts.records import RecordWriter, read_records
 
@@ -30,28 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``python -m train.data rollouts``."""
     parser.add_argument("--model", metavar="M", required=True, help="model that answers")
     parser.add_argument(
-        "--prompts",
-        metavar="FILE",
-        type=existing_file,
-        required=True,
-        help="JSONL file; each line has 'prompt', 'turns' or 'messages'",
-    )
-    parser.add_argument(
         "--scorer",
         metavar="MODULE:NAME",
         type=imported,
         required=True,
         help="function of a list of jaxinfer.Candidate, such as checks:right, that returns a number for each",
     )
-    parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="JSONL file to append to")
-    parser.add_argument("--raw", action="store_true", help="continue prompts without the model's chat template")
     parser.add_argument(
         "--samples", metavar="N", type=number(int, 1), default=8, help="answers to a prompt (default: %(default)s)"
     )
-    add_answer_arguments(parser, max_new_tokens=256, batch_size=32)
-    parser.add_argument("--temperature", metavar="T", type=number(float, 0), default=1.0, help="default: %(default)s")
-    parser.add_argument("--top-p", metavar="P", type=number(float, 0, 1), default=1.0, help="default: %(default)s")
-    parser.add_argument("--seed", metavar="N", type=number(int, 0, 2**31 - 1), default=0, help="prompt N uses seed + N")
+    add_prompt_arguments(parser, temperature=1.0)
 
 
 def imported(text: str) -> Scorer:

@@ -43,6 +43,11 @@ class Prompt(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``python -m train.data distill``."""
     parser.add_argument("--model", metavar="M", default=DEFAULT_MODEL, help="model that answers (default: %(default)s)")
+    add_prompt_arguments(parser, temperature=0.0)
+
+
+def add_prompt_arguments(parser: argparse.ArgumentParser, temperature: float) -> None:
+    """Add the arguments of commands that have prompts answered."""
     parser.add_argument(
         "--prompts",
         metavar="FILE",
@@ -54,7 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--raw", action="store_true", help="continue prompts without the model's chat template")
     add_answer_arguments(parser, max_new_tokens=256, batch_size=32)
     parser.add_argument(
-        "--temperature", metavar="T", type=number(float, 0), default=0.0, help="0 is greedy (default: 0)"
+        "--temperature",
+        metavar="T",
+        type=number(float, 0),
+        default=temperature,
+        help="0 is greedy (default: %(default)s)",
     )
     parser.add_argument("--top-p", metavar="P", type=number(float, 0, 1), default=1.0, help="default: %(default)s")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""``python -m train.numbers``: trains a tiny model, from nothing, to play a game of arithmetic; a minute on a CPU.
+"""``python -m train.numbers``: trains a tiny model, from nothing, to play a game of arithmetic; minutes on a CPU.
 
 It is what `jaxinfer bench search` can tell searches apart with: it imitates players who find a good move only half the
 time. It writes the folder ``OUT/model``, and the openings that `jaxinfer bench search` does not ask for to
@@ -8,20 +8,14 @@ time. It writes the folder ``OUT/model``, and the openings that `jaxinfer bench 
 import argparse
 import json
 import sys
-from functools import partial
-from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from jaxinfer.bench.search.numbers import MOST_TOKENS, game, opening, openings, vocabulary
 from jaxinfer.models.config import DecoderConfig, LayerKind, Rope
-from jaxinfer.models.decoder import Decoder
-from jaxinfer.ops.backend import choose_backend
 from train.command import EXIT_INTERRUPTED, number, run_command
-from train.loop.fit import FitSettings, fit
-from train.loop.step import Schedule, compile_step, initial_state, next_token_loss
-from train.model.words import SPECIAL, words_tokenizer, write_toy
+from train.model.words import SPECIAL, add_toy_arguments, train_toy, words_tokenizer
 from train.texts.batches import Batch
 
 CONFIG = DecoderConfig(
@@ -46,13 +40,7 @@ _LENGTH, _OPENING = 4 + MOST_TOKENS + 1, 4
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``python -m train.numbers``."""
-    parser.add_argument(
-        "--out", metavar="FOLDER", type=Path, required=True, help="folder of the run; an interrupted run goes on"
-    )
-    parser.add_argument("--seed", metavar="N", type=number(int, 0), default=0, help="seed (default: %(default)s)")
-    parser.add_argument(
-        "--steps", metavar="N", type=number(int, 1), default=1500, help="steps in all (default: %(default)s)"
-    )
+    add_toy_arguments(parser, steps=1500)
     parser.add_argument(
         "--prompts", metavar="N", type=number(int, 2), default=1000, help="openings to write (default: %(default)s)"
     )
@@ -62,11 +50,6 @@ def run(options: argparse.Namespace) -> int:
     """Train and write the model and the openings."""
     words = words_tokenizer(vocabulary())
     tokenizer, pairs = Tokenizer.from_str(words), openings(held_out=False)
-    decoder = Decoder(CONFIG, choose_backend("float32", scan_layers=True))
-    optimizer = Schedule(options.steps, peak_rate=3e-3, decay="linear").build_optimizer()
-    step = compile_step(partial(next_token_loss, decoder), optimizer)
-    told = {"steps": options.steps, "seed": options.seed}
-    settings = FitSettings(options.out, options.steps, save_every=200, identity=told)
 
     def batch_at(at: int) -> Batch:
         rng = np.random.default_rng((options.seed, at))
@@ -80,12 +63,9 @@ def run(options: argparse.Namespace) -> int:
             mask_BT[row, _OPENING : len(ids) + 1] = True
         return Batch(tokens_BT[None], mask_BT[None])
 
-    result = fit(step, initial_state(decoder, optimizer, options.seed), None, batch_at, settings)
-    if result.interrupted:
-        print(f"saved at step {result.steps}; the same command goes on from there", file=sys.stderr)
+    folder = train_toy(options, CONFIG, words, batch_at, peak_rate=3e-3, save_every=200)
+    if folder is None:
         return EXIT_INTERRUPTED
-    folder = options.out / "model"
-    write_toy(folder, CONFIG, result.params, words)
     chosen = np.random.default_rng(options.seed).permutation(len(pairs))[: options.prompts]
     lines = (json.dumps({"prompt": opening(*pairs[which])}) + "\n" for which in chosen)
     (options.out / "prompts.jsonl").write_text("".join(lines))
