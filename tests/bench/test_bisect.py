@@ -57,6 +57,7 @@ def test_a_deliberate_dependence_is_found_where_it_is(monkeypatch, variant, toke
     assert 1e-4 < found.largest < 1e-2
 
 
+@pytest.mark.slow
 def test_texts_are_run_in_every_usual_way(monkeypatch):
     """Texts are made equally long by repetition, and a difference comes with its text's index."""
     texts, ways = [TEXT[:2], TEXT, (1, 7)], usual_variants(len(TEXT))

@@ -46,6 +46,7 @@ def test_a_result_tells_which_tokens_drafts_gave(model: jaxinfer.LanguageModel) 
     assert not any(plain.from_draft)
 
 
+@pytest.mark.slow
 def test_marks_stand_around_the_tokens_that_drafts_gave(generate: Run, model: jaxinfer.LanguageModel) -> None:
     """The toy's tokens are bytes, so that text and tokens can be laid side by side."""
     result = result_of(model)

@@ -126,6 +126,7 @@ def test_a_row_that_is_stopped_while_it_waits_stays_so(lm, requests, batch):
     assert all(row == other.tokens[: len(row)] for row, other in zip(rows, batch))
 
 
+@pytest.mark.slow
 def test_a_text_that_ends_at_the_switch_does_not_wait(lm, requests, batch):
     prompt = requests[1].prompt
     running = RunningBatch(

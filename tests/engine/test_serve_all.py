@@ -99,6 +99,7 @@ def test_results_come_while_others_run(lm, windows):
     assert len(windows) > before
 
 
+@pytest.mark.slow
 def test_what_is_dropped_half_way_leaves_no_trace(lm):
     batches = lm.generate_batches(PROMPTS, max_new_tokens=20, batch_size=2)
     next(batches)

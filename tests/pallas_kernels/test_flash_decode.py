@@ -167,6 +167,7 @@ def test_heads_split_over_cores_give_the_same():
     assert relative_error(split, whole) < 1e-6
 
 
+@pytest.mark.slow
 def test_no_two_accesses_race():
     """Memory that nothing has been written to is not a number, and copies are checked to be waited for."""
     layout = Layout((4, 2, 64), 2, 272, window=140)

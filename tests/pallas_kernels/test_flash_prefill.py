@@ -251,6 +251,7 @@ def test_gradients_are_those_of_the_reference(layout):
         assert relative_error(found, expected) < TOLERANCE[layout.dtype]
 
 
+@pytest.mark.slow
 def test_no_two_accesses_race():
     """Memory that nothing has been written to is not a number, and copies are checked to be waited for."""
     layout = Layout((2, 1, 128), 256, 500, window=140, blocks=(128, 128, 256))

@@ -129,6 +129,7 @@ def test_sinks_meet_their_own_query():
     assert relative_error(kernel(*arguments, arguments[0]), kernel(*arguments)) < 1e-6
 
 
+@pytest.mark.slow
 def test_no_two_accesses_race():
     layout = ORDINARY[1]
     arguments = inputs(layout, [3, 268, 2005], 0)

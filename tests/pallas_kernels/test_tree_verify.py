@@ -130,6 +130,7 @@ def test_no_tree_is_a_chain_and_one_tree_serves_all_rows():
     assert relative_error(kernel(*arguments, trees), found) > 1e-2
 
 
+@pytest.mark.slow
 def test_no_two_accesses_race():
     """Memory that nothing has been written to is not a number, and copies are checked to be waited for."""
     layout = Layout((2, 2, 64), 24, 272)

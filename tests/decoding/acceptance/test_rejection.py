@@ -90,7 +90,7 @@ def test_texts_of_good_and_of_poor_first_layers_follow_the_law():
     assert poor["refused"] > 1.5 * good["refused"]
 
 
-@pytest.mark.parametrize("distance", [0.3, 2.0])
+@pytest.mark.parametrize("distance", [pytest.param(0.3, marks=pytest.mark.slow), 2.0])
 def test_trees_with_equal_siblings_follow_the_law(distance):
     """A sibling is tried on what those before it have left, which is nothing where they were the same token."""
     target = random_chains(0, VOCAB_SIZE)

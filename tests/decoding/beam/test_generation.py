@@ -70,6 +70,7 @@ def test_the_best_text_is_more_probable_than_the_greedy_one(lm):
     assert max(gains) > 0.1
 
 
+@pytest.mark.slow
 def test_the_strategy_may_say_how_many_results_it_gives(lm, best):
     found = lm.generate(PROMPTS, max_new_tokens=40, strategy="beam:width=4,length_penalty=0.5,early_stopping=true,n=3")
     assert [result.tokens for result in found] == [result.tokens for result in best]

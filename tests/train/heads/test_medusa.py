@@ -165,6 +165,7 @@ def test_a_base_in_few_bits_is_not_trained(tiny_llama_folder, answers, tmp_path,
     assert "--weights belongs to training on a frozen base: leave it out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_and_records_it(run):
     lines = [line for line in read_metrics(run / "metrics.jsonl") if "loss" in line]
     assert lines[-1]["loss"] < lines[0]["loss"]
