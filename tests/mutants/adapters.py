@@ -56,6 +56,20 @@ FAULTS: tuple[Fault, ...] = (
         _OF_OPS,
     ),
     Fault(
+        "modules are looked for by the names of tensors alone",
+        _FOLDER,
+        "for spelling in spellings if names.modules]",
+        "for spelling in spellings if not names.modules]",
+        f"{_OF_FOLDERS}::test_modules_that_are_called_otherwise_than_their_tensors_are_found",
+    ),
+    Fault(
+        "what an adapter saves of a vision model is looked for in the text model",
+        _OTHERS,
+        "if names.leaves_out(name):",
+        "if False:",
+        f"{_OF_FOLDERS}::test_what_is_changed_of_a_vision_model_is_left_out_as_the_vision_model_is",
+    ),
+    Fault(
         "a TPU's rows get another adapter of their step",
         _TPU_BODIES,
         "found = jnp.where(is_own_M1, products[:, place * rank : (place + 1) * rank], found)",

@@ -15,7 +15,7 @@ from jaxinfer.checkpoint.adapters.low_rank import LowRank
 from jaxinfer.checkpoint.adapters.settings import CONFIG, AdapterSettings
 from jaxinfer.checkpoint.safetensors_file import SafetensorsFile
 from jaxinfer.errors import InvalidCheckpoint, UnsupportedModel, shown
-from jaxinfer.models.families.family import TensorNames, names_of
+from jaxinfer.models.families.family import TensorNames, names_of, renamed
 
 # PEFT's own names come before the base model's.
 PREFIX = "base_model.model."
@@ -79,6 +79,8 @@ def read_changes(
     changes |= {_own(path, tensor, names, shapes): change for tensor, change in of_experts.items()}
     for stored in tensors.shapes():
         name = stored.removeprefix(PREFIX)
+        if names.leaves_out(name):
+            continue
         if name.endswith(_BASE_BIAS) and settings.has_biases:
             name = name.removesuffix(_BASE_BIAS) + ".bias"
         elif name.endswith((_ROWS, _BASE, _DOWN, _UP)):
@@ -173,9 +175,11 @@ def _read(path: Path, tensors: SafetensorsFile, stored: str) -> np.ndarray:
 
 
 def spellings(name: str, names: TensorNames) -> list[str]:
-    """Return a tensor's or module's name, and what it may be called under the other prefix."""
+    """Return a tensor's or module's name, and what the checkpoint may call it: under the other prefix, or else."""
     one, other = names.optional_prefix, names.other_prefix
-    return [name, *(to + name.removeprefix(of) for of, to in ((one, other), (other, one)) if name.startswith(of))]
+    found = [name, *(to + name.removeprefix(of) for of, to in ((one, other), (other, one)) if name.startswith(of))]
+    of_tensors = {of_module: of_tensor for of_tensor, of_module in names.modules.items()}
+    return [*found, *(renamed(each, of_tensors) for each in found if of_tensors)]
 
 
 def _own(path: Path, name: str, names: TensorNames, shapes: Mapping[str, tuple[int, ...]]) -> str:

@@ -95,23 +95,27 @@ def read_matrices(
 ) -> Adapter:
     """Read an adapter's tensors, and check that they are what its settings and the base model ask for.
 
-    An adapter may spell the names as checkpoints do, with either prefix; what is returned spells them as ``names``.
+    An adapter may spell the names as checkpoints do, with either prefix, or as transformers calls modules; what is
+    returned spells them as ``names``. What it changes of a vision model, which is left out, is left out too.
     """
     tensors = _open_tensors(path)
     found: dict[str, dict[str, str]] = {}
-    for tensor in tensors.shapes():
+    stored_here = [tensor for tensor in tensors.shapes() if not names.leaves_out(tensor.removeprefix(PREFIX))]
+    for tensor in stored_here:
         match = _MODULE.fullmatch(tensor)
         if match is None:
             continue
         module = match["module"].removeprefix(PREFIX)
         found.setdefault(module, {})[_ENDINGS[match["ending"]]] = tensor
     spellings = [names, names.moved(names.optional_prefix, names.other_prefix)]
+    spellings += [spelling.of_modules() for spelling in spellings if names.modules]
     places = max(
         (places_of(spelling, config) for spelling in spellings),
         key=lambda places: sum(f"{module}.weight" in places for module in found),
     )
-    # Both spellings name the same tensors in the same order.
-    own = dict(zip(places, places_of(names, config)))
+    # All spellings name the same tensors in the same order.
+    as_stored = places_of(names, config)
+    own = dict(zip(places, as_stored))
     matrices: dict[str, LowRank] = {}
     others: dict[str, LowRank] = {}
     of_experts: dict[str, Change] = {}
@@ -144,7 +148,7 @@ def read_matrices(
     return Adapter(
         str(path),
         {own[tensor]: low for tensor, low in matrices.items()},
-        {own[tensor]: places[tensor] for tensor in matrices},
+        {own[tensor]: as_stored[own[tensor]] for tensor in matrices},
         changes,
     )
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -76,7 +76,8 @@ class TensorNames:
     expressions for whole names of tensors that the decoder does not need (recomputed buffers, a tied head stored
     twice). Depending on the conversion, names begin with ``optional_prefix`` or with ``other_prefix``, and the output
     matrix is then ``other_head``; some of a block's parameters are in the tensors of one of ``others``. ``notice`` says
-    what a checkpoint with ignored tensors has that this decoder does not.
+    what a checkpoint with ignored tensors has that this decoder does not. ``modules`` are parts of names, and what
+    transformers calls them in the path of a module, which an adapter's names come from.
     """
 
     top: Mapping[str, Source]
@@ -87,6 +88,7 @@ class TensorNames:
     other_head: str = ""
     notice: str | None = None
     others: tuple[Mapping[str, Source], ...] = ()
+    modules: Mapping[str, str] = field(default_factory=dict)
 
     def spelled_in(self, tensors: Iterable[str]) -> "TensorNames":
         """Return the names that a checkpoint with these tensors, which may be a mapping to their shapes, uses."""
@@ -117,6 +119,10 @@ class TensorNames:
         is_ignored = re.compile("|".join(self.ignored) or r"(?!)").fullmatch
         return self.notice if any(map(is_ignored, tensors)) else None
 
+    def leaves_out(self, tensor: str) -> bool:
+        """Tell whether a tensor, or what changes it, is of what this decoder does not have beside a text model."""
+        return self.notice is not None and re.fullmatch("|".join(self.ignored), tensor) is not None
+
     def of_matrices(self) -> "TensorNames":
         """Return the names that say of each matrix of experts where its rows are, as of weights in few bits."""
         for block in ({}, *self.others):
@@ -128,12 +134,18 @@ class TensorNames:
 
     def moved(self, prefix: str, to: str) -> "TensorNames":
         """Return the names with the prefix ``prefix`` replaced by ``to``."""
+        return self._named(lambda name: to + name.removeprefix(prefix) if name.startswith(prefix) else name)
 
-        def move(names: Mapping[str, Source]) -> dict[str, Source]:
-            return {path: _move(source, prefix, to) for path, source in names.items()}
+    def of_modules(self) -> "TensorNames":
+        """Return the names as those of modules."""
+        return self._named(lambda name: renamed(name, self.modules))
 
-        others = tuple(map(move, self.others))
-        return replace(self, top=move(self.top), block=move(self.block), others=others)
+    def _named(self, change: Callable[[str], str]) -> "TensorNames":
+        def every(names: Mapping[str, Source]) -> dict[str, Source]:
+            return {path: each_name(source, change) for path, source in names.items()}
+
+        others = tuple(map(every, self.others))
+        return replace(self, top=every(self.top), block=every(self.block), others=others)
 
 
 def names_of(source: Source) -> tuple[str, ...]:
@@ -148,8 +160,12 @@ def _of_layers(tensor: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.)", "{layer}", tensor, count=1)
 
 
-def _move(source: Source, prefix: str, to: str) -> Source:
-    return each_name(source, lambda name: to + name.removeprefix(prefix) if name.startswith(prefix) else name)
+def renamed(name: str, words: Mapping[str, str]) -> str:
+    """Return a name of parts that dots join with some of them replaced."""
+    name = f".{name}."
+    for old, new in words.items():
+        name = name.replace(f".{old}.", f".{new}.")
+    return name[1:-1]
 
 
 def each_name(source: Source, change: Callable[[str], str]) -> Source:

@@ -9,7 +9,7 @@ from typing import Any
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.families import glm_moe
 from jaxinfer.models.families.exaone import with_rotating_windows
-from jaxinfer.models.families.family import Family, TensorNames, each_name
+from jaxinfer.models.families.family import Family, TensorNames, each_name, renamed
 from jaxinfer.models.families.keys.config_reader import ConfigReader
 from jaxinfer.models.families.keys.grouped_experts import Usual, read_grouped_experts
 from jaxinfer.models.families.keys.llama_keys import read_llama_keys, sizes
@@ -30,8 +30,8 @@ _EXAONE_NAMES = MappingProxyType({"mlp.gate.e_score_correction_bias": "mlp.e_sco
 _HUNYUAN_NAMES = MappingProxyType(
     {
         "mlp.gate.e_score_correction_bias": "mlp.expert_bias",
-        "mlp.gate.weight": "mlp.router.gate.weight",
-        "mlp.shared_experts.": "mlp.shared_mlp.",
+        "mlp.gate": "mlp.router.gate",
+        "mlp.shared_experts": "mlp.shared_mlp",
     }
 )
 
@@ -78,14 +78,10 @@ def _read(
 
 
 def _renamed(config: DecoderConfig, words: Mapping[str, str], ignored: str) -> TensorNames:
-    def by_other_words(name: str) -> str:
-        for ours, theirs in words.items():
-            name = name.replace(ours, theirs)
-        return name
-
     names = glm_moe.tensor_names(config)
-    block = {path: each_name(source, by_other_words) for path, source in names.block.items()}
-    return replace(names, block=block, ignored=(*names.ignored, ignored))
+    block = {path: each_name(source, lambda name: renamed(name, words)) for path, source in names.block.items()}
+    modules = {theirs: ours for ours, theirs in words.items()}
+    return replace(names, block=block, ignored=(*names.ignored, ignored), modules=modules)
 
 
 EXAONE_MOE = Family("exaone_moe", ("ExaoneMoeForCausalLM",), translate_exaone, exaone_names)

@@ -13,6 +13,7 @@ from jaxinfer.models.families.keys.expert_names import joined_stacks, single_sta
 from jaxinfer.models.families.keys.llama_names import tensor_names
 
 _SIZES = (("num_local_experts", 8), ("num_experts_per_tok", 2), ("intermediate_size", 11008))
+_JOINED = (("input", "gate_up_proj"), ("output", "down_proj"))
 
 
 def translate(config: Mapping[str, Any]) -> DecoderConfig:
@@ -52,7 +53,8 @@ def expert_tensor_names(config: DecoderConfig) -> TensorNames:
     single = single_stacks(config)
     for part in ("gate", "up", "down") if width else ():
         single[f"mlp.shared.{part}.kernel"] = f"model.layers.{{layer}}.shared_mlp.{part}_proj.weight"
-    return replace(names, block={**names.block, **block}, others=(single,))
+    modules = {f"{inside}.{tensor}_linear.weight": f"{inside}.experts.{parameter}" for tensor, parameter in _JOINED}
+    return replace(names, block={**names.block, **block}, others=(single,), modules=modules)
 
 
 def _read(reader: ConfigReader, family: str) -> DecoderConfig:

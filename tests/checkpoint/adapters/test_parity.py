@@ -48,6 +48,10 @@ FAMILIES = {
     "gpt_oss": [{**ALL, "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}],
     "mixtral-window": [{**ALL, "target_modules": ["w1", "w2", "w3", "gate", "q_proj"]}],
     "deepseek_v3-bias": [{**ALL, "target_modules": ["gate_proj", "up_proj", "down_proj", "kv_b_proj"]}],
+    "granitemoe": [{**ALL, "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}],
+    "hy_v3": [{**ALL, "target_parameters": ["experts.gate_up_proj", "mlp.gate.weight"]}],
+    "qwen2_5_vl": [{**ALL, "target_modules": r".*\.(q_proj|qkv|down_proj|proj)"}],
+    "gemma3-vision": [ALL],
     "llama4": [{**ALL, "target_modules": ["up_proj", "q_proj"], "target_parameters": ["experts.gate_up_proj"]}],
 }
 

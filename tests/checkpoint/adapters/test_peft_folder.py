@@ -1,6 +1,7 @@
 """What a PEFT folder says is followed, and what does not fit or is not followed is refused by one line."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -41,6 +42,46 @@ def test_matrices_are_those_of_the_file_and_scaled(folder):
     low = adapter.matrices[f"{QUERY.format(0)}.weight"]
     np.testing.assert_array_equal(low.down_RI, found[KEY])
     np.testing.assert_array_equal(low.up_OR, 2 * found[KEY.replace("lora_A", "lora_B")])
+
+
+def test_modules_that_are_called_otherwise_than_their_tensors_are_found(folder):
+    """As transformers calls shared experts of Hunyuan 3, for one."""
+
+    def rename(settings, tensors):
+        settings["target_modules"] = ["asked", "down_proj"]
+        for name in list(tensors):
+            tensors[name.replace("self_attn.q_proj", "attention.asked")] = tensors.pop(name)
+
+    plain = opened(folder)
+    edit_adapter(folder, rename)
+    names = replace(NAMES, modules={"self_attn.q_proj": "attention.asked"})
+    found = open_adapter(folder, names, TINY_LLAMA, SHAPES)
+    assert found.places == plain.places
+    assert found.fingerprint == plain.fingerprint
+    with pytest.raises(JaxinferError, match="no tensor of the model has that name"):
+        opened(folder)
+
+
+def test_what_is_changed_of_a_vision_model_is_left_out_as_the_vision_model_is(folder):
+    plain = opened(folder)
+    edit_adapter(
+        folder,
+        lambda settings, tensors: (
+            settings.update(modules_to_save=["projector"]),
+            tensors.update(
+                {
+                    "base_model.model.visual.0.q_proj.lora_A.weight": np.ones((4, 8), np.float32),
+                    "base_model.model.visual.0.q_proj.lora_B.weight": np.ones((8, 4), np.float32),
+                    "base_model.model.visual.projector.weight": np.ones((8, 8), np.float32),
+                }
+            ),
+        ),
+    )
+    names = replace(NAMES, ignored=(r"visual\..*",), notice="text alone")
+    assert open_adapter(folder, names, TINY_LLAMA, SHAPES).fingerprint == plain.fingerprint
+    # Other tensors that a decoder does without are no vision model's.
+    with pytest.raises(JaxinferError, match="visual"):
+        open_adapter(folder, replace(names, notice=None), TINY_LLAMA, SHAPES)
 
 
 def test_ranks_and_strengths_follow_patterns(folder):
