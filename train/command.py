@@ -66,7 +66,7 @@ def existing_file(text: str) -> Path:
     """Return the path of a file that must exist."""
     path = Path(expanduser(text))
     if not path.is_file():
-        raise argparse.ArgumentTypeError(f"{text}: no such file")
+        raise argparse.ArgumentTypeError(f"{text}: {'not a file' if path.exists() else 'no such file'}")
     return path
 
 

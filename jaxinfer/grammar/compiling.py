@@ -91,8 +91,10 @@ def main() -> int:
     except ImportError:
         print("grammars need outlines-core; install it with: pip install 'jaxinfer[grammar]'")
         return 4
+    except MemoryError:  # which has no text
+        return 1
     except BaseException as error:  # the library's own are of several kinds, and panics are no `Exception`
-        print(error or type(error).__name__)
+        print(str(error) or type(error).__name__)
         return 3
     content = io.BytesIO()
     np.savez(content, next_NB=arrays["next_NB"], ends_N=arrays["ends_N"])

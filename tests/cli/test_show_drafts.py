@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,8 @@ import jaxinfer
 from jaxinfer.bench import plain_pace
 from jaxinfer.cli import loading
 from jaxinfer.cli.output.draft_marks import DraftMarks, colours_drafts
-from jaxinfer.results import StreamPiece
+from jaxinfer.cli.output.stats_table import stats_lines
+from jaxinfer.results import GenerationStats, StreamPiece
 from tests.cli.conftest import Outcome
 
 Run = Callable[..., Outcome]
@@ -114,6 +116,12 @@ def test_stats_say_so_where_plain_decoding_would_have_been_faster(
     assert "plain" not in generate(PROMPT, "--stats", "--max-new-tokens", "4").err
     search = "--strategy", "beam:width=1"
     assert "plain" not in generate(PROMPT, "--stats", "--max-new-tokens", "4", *search).err
+
+
+def test_stats_have_a_column_for_what_only_some_have() -> None:
+    stats = GenerationStats(5, 4, 2, 2.0, 1.5, 2, 1, (1,), 0.1, 0.1, 0.0, 30.0, 0, drafted_ahead=3)
+    assert any(line.split() == ["drafted", "ahead", "3"] for line in stats_lines([stats]))
+    assert not any("ahead" in line for line in stats_lines([replace(stats, drafted_ahead=0)]))
 
 
 def test_plain_steps_are_timed_without_compiling_or_changing_anything(model: jaxinfer.LanguageModel) -> None:

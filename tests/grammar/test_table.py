@@ -1,5 +1,6 @@
 """A grammar's table lets through what the grammar has, token by token, and nothing else; every text can end."""
 
+import io
 import json
 import re
 from itertools import product
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.errors import InvalidOption
-from jaxinfer.grammar import Grammar
+from jaxinfer.grammar import Grammar, compiling
 from jaxinfer.grammar.automaton import DEAD, automaton
 from jaxinfer.grammar.table import NO_TOKEN, token_table
 
@@ -119,6 +120,18 @@ def test_what_says_nothing_is_refused_in_one_line(make, reason):
     with pytest.raises(InvalidOption, match=reason) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+def test_a_grammar_for_which_memory_does_not_suffice_is_called_too_large(monkeypatch):
+    """The process that compiles it ends with 1, and says nothing."""
+
+    def compiled(pattern):
+        raise MemoryError
+
+    monkeypatch.setattr(compiling, "_compiled", compiled)
+    monkeypatch.setattr(compiling, "_bound", lambda: None)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"grammar": ["regex", "a"]}')))
+    assert compiling.main() == 1
 
 
 def test_choices_are_taken_literally():

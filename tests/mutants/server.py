@@ -96,8 +96,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a body may be of any size",
         f"{_HTTP}/body.py",
-        "    if size > most_bytes:\n        message",
-        "    if size > 2**40:\n        message",
+        "    if size > most_bytes:\n        raise",
+        "    if size > 2**40:\n        raise",
         f"{_ERRORS}::test_bodies_that_are_no_json_or_too_long",
     ),
     Fault(

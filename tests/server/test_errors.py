@@ -133,6 +133,9 @@ def test_bodies_that_are_no_json_or_too_long(server: Running) -> None:
     for content in (big, iter([big[:9], big[9:]])):  # the second in chunks, without a length
         answer = server.http.post(path, content=content, headers=kinds)
         assert (answer.status_code, error_of(answer)["code"]) == (413, "request_too_large")
+    # Asked whether it may send, before it sends.
+    asks = http_request(path, b"", length=limit + 1, more="Expect: 100-continue\r\n")
+    assert send_raw(server, asks).startswith(b"HTTP/1.1 413")
     endless = http_request("/v1/completions", b"x" * (17 * limit), length=10**9)
     assert send_raw(server, endless).startswith(b"HTTP/1.1 413")
 

@@ -201,6 +201,12 @@ def test_lines_that_are_no_entry_are_named(tmp_path: Path, old: str, new: str) -
         list(read_log(path, print))
 
 
+def test_a_line_in_another_encoding_is_named(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(write_entry(ENTRY) + "\ufeffhello\n".encode("utf-16-le"))
+    with pytest.raises(InvalidOption, match="line 2: it is not UTF-8"):
+        list(read_log(tmp_path / "log", print))
+
+
 def test_what_a_killed_server_left_is_skipped_and_then_cut_off(tmp_path: Path) -> None:
     path, line, notes = tmp_path / "log", write_entry(ENTRY), list[str]()
     path.write_bytes(line + line[:40])

@@ -109,6 +109,7 @@ def test_mistakes_end_in_one_line(trained_folder, tmp_path, capsys):
         "exists; give another --out": ("--data", tmp_path / "fine.jsonl", "--out", tmp_path / "fine.jsonl"),
         "no such folder": ("--data", tmp_path / "fine.jsonl", "--out", tmp_path / "absent" / "a.jsonl"),
         "no such file": ("--data", tmp_path / "absent.jsonl"),
+        "not a file": ("--data", tmp_path),
         "strategy": ("--data", tmp_path / "fine.jsonl", "--raw", "--strategy", "medusaa"),
     }
     for complaint, arguments in cases.items():

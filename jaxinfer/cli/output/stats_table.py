@@ -23,13 +23,16 @@ _COLUMNS = (
     ("tokens/s", "tokens_per_second", "{:.1f}"),
     ("seed", "seed", "{:d}"),
 )
+# Where a draft model has devices of its own.
+_AHEAD = (("drafted ahead", "drafted_ahead", "{:d}"),)
 # Where there are stages of a pipeline, which idle for this part of a pass.
 _BUBBLES = (("prefill bubble", "prefill_bubble", "{:.0%}"), ("decode bubble", "decode_bubble", "{:.0%}"))
 
 
 def stats_lines(stats: Sequence["GenerationStats"]) -> list[str]:
     """Return one result's statistics as a list, those of several as a table with a row each."""
-    columns = (*_COLUMNS, *_BUBBLES) if any(one.decode_bubble for one in stats) else _COLUMNS
+    columns = _COLUMNS + (_AHEAD if any(one.drafted_ahead for one in stats) else ())
+    columns += _BUBBLES if any(one.decode_bubble for one in stats) else ()
     cells = [[_format(one, name, form) for _, name, form in columns] for one in stats]
     titles = [title for title, _, _ in columns]
     if len(cells) == 1:

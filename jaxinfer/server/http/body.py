@@ -23,10 +23,16 @@ async def read_body(request: Request, most_bytes: int, seconds: float) -> Mappin
     if kind != "application/json":
         # A page of another origin can send what a form sends, but not this.
         raise ApiError(415, "content-type is not application/json", code="unsupported_media_type")
+    declared = request.headers.get("content-length", "")
+    is_too_long = declared.isdecimal() and int(declared[:20]) > most_bytes
+    if is_too_long and request.headers.get("expect", "").lower() == "100-continue":
+        raise _too_long(most_bytes)  # none of it has been sent
     try:
         async with asyncio.timeout(seconds):
             return read_json(await _read(request, most_bytes))
     except TimeoutError:
+        if is_too_long:
+            raise _too_long(most_bytes) from None
         message = f"the body did not come within {seconds:g} seconds"
         raise ApiError(408, message, code="request_timeout", headers={"Connection": "close"}) from None
     except ClientDisconnect:
@@ -42,6 +48,10 @@ async def _read(request: Request, most_bytes: int) -> bytes:
         if size > _MOST_DROPPED * most_bytes:
             break
     if size > most_bytes:
-        message = f"the body has more than {most_bytes} bytes"
-        raise ApiError(413, message, code="request_too_large", headers={"Connection": "close"})
+        raise _too_long(most_bytes)
     return bytes(body)
+
+
+def _too_long(most_bytes: int) -> ApiError:
+    message = f"the body has more than {most_bytes} bytes"
+    return ApiError(413, message, code="request_too_large", headers={"Connection": "close"})

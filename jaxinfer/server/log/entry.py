@@ -99,6 +99,8 @@ def read_entry(line: bytes) -> Entry:
         return _entry_of(values)
     except KeyError as error:
         raise InvalidOption(f"it has no {error}") from None
+    except UnicodeDecodeError:
+        raise InvalidOption("it is not UTF-8 text") from None
     except (ValueError, TypeError, RecursionError) as error:
         raise InvalidOption(str(error)) from None
 
