@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jaxinfer.bench.acceptance import measure as acceptance
-from jaxinfer.bench.acceptance.measure import AcceptanceRun, Sample, pick
+from jaxinfer.bench.acceptance.measure import AcceptanceRun, Sample, pick, usable_strategies
 from jaxinfer.bench.acceptance.tally import Group, Tally, add_up
 from jaxinfer.cli import loading
 from jaxinfer.cli.commands.acceptance import split_strategies
@@ -147,6 +147,14 @@ def test_steps_and_drafters_are_measured_on_this_device(model: LanguageModel) ->
 )
 def test_options_stay_with_their_strategy(words: list[str], expected: list[str]) -> None:
     assert split_strategies(words) == expected
+
+
+def test_all_strategies_are_those_that_the_model_has_what_they_need_for(model: LanguageModel) -> None:
+    usable, refused = usable_strategies(model)
+    assert {"auto", "prompt_lookup", "suffix", "jacobi", "lookahead", "layerskip"} <= set(usable)
+    assert {"draft_model", "eagle", "medusa"} <= refused.keys()
+    assert "name the draft model" in refused["draft_model"]
+    assert not {"autoregressive", "beam", "mcts"} & {*usable, *refused}
 
 
 def test_so_many_of_each_category_are_picked() -> None:

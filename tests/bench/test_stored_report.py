@@ -71,6 +71,31 @@ def test_panels_choose_what_is_drawn(stored: Path, monkeypatch: pytest.MonkeyPat
     assert titles == [["batch 1: tokens per step"], ["batch 1: tokens per step", "batch 1: acceptance by depth"]]
 
 
+def test_many_strategies_are_tables_with_the_best_of_each_category_bold(stored: Path, monkeypatch) -> None:
+    report = json.loads(stored.read_text())
+    plain, lookup = report["batches"][0]["strategies"]
+    others = [json.loads(json.dumps(lookup)) for _ in range(chart.MOST_BARS)]
+    for number, one in enumerate(others):
+        one["strategy"] = f"other{number}"
+        one["overall"]["tokens_per_step"] = 2.5 + number
+    report["batches"][0]["strategies"] = [plain, lookup, *others]
+    stored.write_text(json.dumps(report))
+    tables = []
+
+    def keep(figure, path: Path) -> None:
+        for axes in figure.axes[:2]:
+            texts = {text.get_position(): (text.get_text(), text.get_weight()) for text in axes.texts}
+            tables.append(([label.get_text() for label in axes.get_yticklabels()], texts))
+
+    monkeypatch.setattr(chart, "save_chart", keep)
+    assert show("--from", stored, "--chart", stored.with_name("x.svg")) == 0
+    (names, tokens), (_, speed) = tables
+    assert names == ["other3", "other2", "other1", "other0", "prompt_lookup"]
+    assert [tokens[0, place] for place in (0, 4)] == [("5.50", "bold"), ("2.00", "normal")]
+    assert [tokens[1, place] for place in (0, 4)] == [("3.00", "bold")] * 2
+    assert speed[0, 0] == ("-", "normal")
+
+
 def test_mistakes_are_one_line(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = json.loads(stored.read_text())
     others = {

@@ -1,6 +1,6 @@
 """Draws a measurement of acceptance; needs matplotlib, which is optional."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +11,9 @@ from jaxinfer.bench.chart_file import save_chart
 
 # What a chart shows of each batch size, and how wide that is.
 PANELS: Mapping[str, int] = MappingProxyType({"tokens": 8, "speed": 6, "depth": 6})
+# Of more strategies than bars can show beside each other, tables with colours show tokens and speed by category.
+MOST_BARS = 4
+_CELL, _NAMES, _LINE = 0.55, 2.6, 0.34
 
 
 def draw_chart(report: AcceptanceReport, path: Path, panels: Sequence[str] = tuple(PANELS)) -> None:
@@ -22,8 +25,14 @@ def draw_chart(report: AcceptanceReport, path: Path, panels: Sequence[str] = tup
     from matplotlib.figure import Figure
 
     batches = [batch for batch in report.batches if batch.groups]
-    widths = [PANELS[panel] for panel in panels]
-    figure = Figure(figsize=(max(10, sum(widths)), 1 + 4 * max(1, len(batches))), layout="constrained")
+    most = max([len(_sped_up(batch)) for batch in batches], default=0)
+    columns = 1 + max([len(one.categories) for batch in batches for one in _sped_up(batch)], default=0)
+    widths, height, drawers = [float(PANELS[panel]) for panel in panels], 4.0, _DRAWERS
+    if most > MOST_BARS:
+        drawers = MappingProxyType({**_DRAWERS, "tokens": _map_tokens, "speed": _map_speed})
+        height = max(height, 1.5 + _LINE * most)
+        widths = [width if panel == "depth" else _NAMES + _CELL * columns for panel, width in zip(panels, widths)]
+    figure = Figure(figsize=(max(10, sum(widths)), 1 + height * max(1, len(batches))), layout="constrained")
     figure.suptitle(
         f"{report.model} ({report.dtype}) on {report.device} ({report.cores} cores), "
         f"{report.max_new_tokens} new tokens, temperature {report.temperature:g}"
@@ -31,7 +40,7 @@ def draw_chart(report: AcceptanceReport, path: Path, panels: Sequence[str] = tup
     axes = figure.subplots(max(1, len(batches)), len(panels), squeeze=False, width_ratios=widths)
     for row, batch in zip(axes, batches):
         for one, panel in zip(row, panels):
-            _DRAWERS[panel](one, batch)
+            drawers[panel](one, batch)
     save_chart(figure, path)
 
 
@@ -68,6 +77,35 @@ def _draw_speed(axes: Any, batch: BatchReport) -> None:
     axes.set_ylabel("times plain decoding")
     axes.set_title(f"batch {batch.batch}: net speed-up")
     axes.legend()
+
+
+def _map_tokens(axes: Any, batch: BatchReport) -> None:
+    _draw_map(axes, batch, lambda tally: tally.tokens_per_step, "tokens per step")
+
+
+def _map_speed(axes: Any, batch: BatchReport) -> None:
+    _draw_map(axes, batch, lambda tally: tally.speed_up, "net speed-up, times plain decoding")
+
+
+def _draw_map(axes: Any, batch: BatchReport, value_of: Callable[[Tally], float | None], title: str) -> None:
+    """Draw a table of strategies by category, the best strategy first; green is above plain decoding, red below."""
+    from matplotlib.colors import TwoSlopeNorm
+
+    shown = sorted(_sped_up(batch), key=lambda one: -one.overall.tokens_per_step)
+    categories = list(shown[0].categories)
+    found = [[value_of(tally) for tally in (one.overall, *one.categories.values())] for one in shown]
+    # A part of a larger batch has no time of its own, and no colour.
+    colours = [[float("nan") if number is None else number for number in row] for row in found]
+    axes.imshow(colours, cmap="RdYlGn", norm=TwoSlopeNorm(1.0, 0.0, 3.0), aspect="auto")
+    best = [max((row[column] or 0.0 for row in found), default=0.0) for column in range(len(categories) + 1)]
+    for place, row in enumerate(found):
+        for column, number in enumerate(row):
+            text, weight = "-" if number is None else f"{number:.2f}", "bold" if number == best[column] else "normal"
+            axes.text(column, place, text, ha="center", va="center", fontsize=8, weight=weight)
+    axes.set_xticks(range(len(categories) + 1), ["all", *categories], rotation=40, ha="right")
+    axes.set_yticks(range(len(shown)), [one.strategy for one in shown])
+    axes.axvline(0.5, color="black", linewidth=1)
+    axes.set_title(f"batch {batch.batch}: {title}")
 
 
 def _draw_depths(axes: Any, batch: BatchReport) -> None:

@@ -10,8 +10,9 @@ import jax
 
 from jaxinfer.bench.acceptance.tally import Group, Tally, add_up
 from jaxinfer.decoding.batch import cache_bucket
+from jaxinfer.decoding.registry import STRATEGIES
 from jaxinfer.decoding.strategy import Strategy
-from jaxinfer.errors import InvalidOption
+from jaxinfer.errors import InvalidOption, JaxinferError
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.planning.cost_model import StepCosts, drafter_seconds, measure_step_costs
 from jaxinfer.results import GenerationStats
@@ -209,6 +210,19 @@ class AcceptanceRun:
             by_category = {category: tally(category) for category in categories} if len(categories) > 1 else {}
             reports.append(StrategyReport(name, strategy.headroom, tally(None), by_category))
         return BatchReport(batch, len(groups), costs.slots, costs.of(1), costs.relative, tuple(reports))
+
+
+def usable_strategies(model: LanguageModel) -> tuple[list[str], dict[str, str]]:
+    """Return the names of all strategies that speed up this model as it is, and of the others why not."""
+    names, refused = list[str](), dict[str, str]()
+    for name in STRATEGIES:
+        try:
+            found = model.resolve(name)
+        except JaxinferError as error:
+            refused[name] = str(error)
+        else:
+            names += [name] if not found.is_search and name != BASELINE else []
+    return names, refused
 
 
 def pick(samples: Sequence[Sample], per_category: int | None) -> list[Sample]:

@@ -25,6 +25,7 @@ from jaxinfer.errors import InvalidOption
 if TYPE_CHECKING:
     from jaxinfer.bench.acceptance.measure import AcceptanceReport
 
+_ALL = "all"
 # Those of `jaxinfer.bench.acceptance.chart`, whose import waits for JAX.
 _PANELS = ("tokens", "speed", "depth")
 
@@ -35,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--strategies",
         metavar="S",
         nargs="+",
-        help="what to measure, separated by commas or spaces: NAME or NAME:key=value,...; plain decoding always runs",
+        help="what to measure, separated by commas or spaces: NAME or NAME:key=value,...; all for each one that this "
+        "model can run without further files; plain decoding always runs",
     )
     parser.add_argument(
         "--prompts",
@@ -103,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
     entries = _read(options)
     # Imported here: a mistake in the options is told before JAX is waited for.
     from jaxinfer.bench.acceptance.kept_groups import KeptGroups
-    from jaxinfer.bench.acceptance.measure import AcceptanceRun, Sample, Workload, pick
+    from jaxinfer.bench.acceptance.measure import AcceptanceRun, Sample, Workload, pick, usable_strategies
     from jaxinfer.bench.chart_file import check_chart
     from jaxinfer.cli.loading import load_model
     from jaxinfer.decoding.registry import parse_strategy
@@ -114,8 +116,14 @@ def run(options: argparse.Namespace) -> int:
         check_chart(options.chart)
     sampling = SamplingParams(**sampling_options(options))
     for spec in specs:
-        parse_strategy(spec)
+        if spec != _ALL:
+            parse_strategy(spec)
     model = load_model(options)
+    if _ALL in specs:
+        usable, refused = usable_strategies(model)
+        for name, reason in refused.items():
+            print(f"without {name}: {reason}", file=sys.stderr)
+        specs = list(dict.fromkeys([*usable, *(spec for spec in specs if spec != _ALL)]))
     samples = []
     for text, category in entries:
         is_chat = options.chat
