@@ -22,20 +22,24 @@ def quantize_by_gptq(
     form: Format,
     damping: float = 0.01,
     by_size: bool = True,
+    fitted: tuple[Array, Array | None] | None = None,
 ) -> QuantizedArray:
     """Return weights in a form, so that products with inputs like those seen change little.
 
     ``squares_KK`` is the mean of ``x x^T`` over the inputs seen. ``damping``, a part of the mean of its diagonal, is
     added to it. With ``by_size`` inputs go from the largest to the smallest ("act-order"), and each group's scale is
     that of the weights as they were ("static groups"), so that groups stay where they are; otherwise in their order,
-    and a group's scale is that of its weights once errors were passed on to them.
+    and a group's scale is that of its weights once errors were passed on to them. ``fitted`` are scales and minima,
+    ``[N, G]``, that are taken instead of both.
     """
     num_outputs, width = weights_NK.shape
     group = form.group or width
     sizes_K = jnp.diagonal(squares_KK)
     weights_NK, squares_KK = without_dead(weights_NK, squares_KK, damping)
     groups_K = jnp.arange(width) // group
-    if by_size or form.group is None:
+    if fitted is not None:
+        scales_NG, minima_NG = fitted
+    elif by_size or form.group is None:
         scales_NG, minima_NG = fit_groups(weights_NK.reshape(num_outputs, -1, group), form)
     else:
         shape = num_outputs, width // group
@@ -44,7 +48,7 @@ def quantize_by_gptq(
     weights_NK, groups_K = weights_NK[:, order_K], groups_K[order_K]
     passed_KK = passed_on(squares_KK[order_K][:, order_K])
     block = block_of(width, group if not by_size and form.group else 1)
-    fits_here = not by_size and form.group is not None
+    fits_here = not by_size and form.group is not None and fitted is None
 
     def round_block(index: Any, carry: Any) -> Any:
         weights_NK, codes_NK, scales_NG, minima_NG = carry

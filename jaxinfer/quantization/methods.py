@@ -10,8 +10,8 @@ from jaxinfer.ops.few_bits.formats import Format
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 from jaxinfer.quantization.awq import quantize_clipped, scales_for
+from jaxinfer.quantization.descent import quantize_with_descent
 from jaxinfer.quantization.folding import scale_inputs
-from jaxinfer.quantization.gptq import quantize_by_gptq
 from jaxinfer.quantization.seen import Method, Place, Seen
 from jaxinfer.quantization.smoothing import smoothing_factors
 from jaxinfer.quantization.sparsegpt import prune_by_sparsegpt
@@ -45,7 +45,7 @@ class Gptq(_Rounding):
 
     def choose(self, place: Place, kernel: Float[Array, "N K"], seen: Seen) -> QuantizedArray:
         """Return a kernel in few bits."""
-        return quantize_by_gptq(kernel, seen.squares_KK, self.form)
+        return quantize_with_descent(kernel, seen.squares_KK, self.form)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class AwqGptq(Awq):
 
     def choose(self, place: Place, kernel: Float[Array, "N K"], seen: Seen) -> QuantizedArray:
         """Return a kernel in few bits."""
-        return quantize_by_gptq(kernel, seen.squares_KK, self.form)
+        return quantize_with_descent(kernel, seen.squares_KK, self.form)
 
 
 @dataclass(frozen=True)
