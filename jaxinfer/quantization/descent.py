@@ -46,78 +46,70 @@ def descend(weights_NK: Float[Array, "N K"], squares_KK: Float[Array, "K K"], be
     mean = jnp.mean(jnp.diagonal(squares_KK))
     squares_KK = squares_KK + jnp.where(mean == 0, 1.0, _DAMPING * mean) * jnp.eye(width, dtype=squares_KK.dtype)
 
+    def values(codes: Array, parts: list[Array]) -> Array:
+        return values_of(codes, parts[0], parts[1] if len(parts) > 1 else None, form)
+
     def visit(step: Any, carry: Any) -> Any:
-        codes_NK, scales_NG, minima_NG, pulls_NK = carry
+        codes_NK, parts, pulls_NK = carry
         place = step % (width // group)
         start = place * group
         codes_NW, pulls_NW = (jax.lax.dynamic_slice_in_dim(each, start, group, axis=1) for each in (codes_NK, pulls_NK))
         rows_WK = jax.lax.dynamic_slice_in_dim(squares_KK, start, group, axis=0)
         own_WW = jax.lax.dynamic_slice_in_dim(rows_WK, start, group, axis=1)
-        scales_N1, minima_N1 = _each(
-            lambda part: jax.lax.dynamic_slice_in_dim(part, place, 1, axis=1), scales_NG, minima_NG
-        )
-        before_NW = values_of(codes_NW, scales_N1, minima_N1, form)
+        own = [jax.lax.dynamic_slice_in_dim(part, place, 1, axis=1) for part in parts]
+        before_NW = values(codes_NW, own)
 
         def move(at: Any, carry: Any) -> Any:
             codes_NW, pulls_NW = carry
             code_N1, pull_N1 = (jax.lax.dynamic_slice_in_dim(each, at, 1, axis=1) for each in (codes_NW, pulls_NW))
-            old_N1 = values_of(code_N1, scales_N1, minima_N1, form)
-            best_N1 = nearest_codes(old_N1 + pull_N1 / own_WW[at, at], scales_N1, minima_N1, form)
-            moved_N1 = values_of(best_N1, scales_N1, minima_N1, form) - old_N1
+            old_N1 = values(code_N1, own)
+            best_N1 = nearest_codes(old_N1 + pull_N1 / own_WW[at, at], own[0], own[1] if len(own) > 1 else None, form)
+            moved_N1 = values(best_N1, own) - old_N1
             codes_NW = jax.lax.dynamic_update_slice_in_dim(codes_NW, best_N1, at, axis=1)
             return codes_NW, pulls_NW - moved_N1 * own_WW[at]
 
         codes_NW, pulls_NW = jax.lax.fori_loop(0, group, move, (codes_NW, pulls_NW))
-        scales_N1, minima_N1 = _refit(_levels(codes_NW, form), pulls_NW, own_WW, scales_N1, minima_N1)
-        moved_NW = values_of(codes_NW, scales_N1, minima_N1, form) - before_NW
+        own = _refit(values_of(codes_NW, jnp.ones((1, 1)), None, form), pulls_NW, own_WW, own)
+        moved_NW = values(codes_NW, own) - before_NW
         pulls_NK = pulls_NK - jnp.matmul(moved_NW, rows_WK, precision=_HIGHEST)
         codes_NK = jax.lax.dynamic_update_slice_in_dim(codes_NK, codes_NW, start, axis=1)
-        scales_NG = jax.lax.dynamic_update_slice_in_dim(scales_NG, scales_N1, place, axis=1)
-        if minima_NG is not None:
-            minima_NG = jax.lax.dynamic_update_slice_in_dim(minima_NG, minima_N1, place, axis=1)
-        return codes_NK, scales_NG, minima_NG, pulls_NK
+        placed = (jax.lax.dynamic_update_slice_in_dim(part, one, place, axis=1) for part, one in zip(parts, own))
+        return codes_NK, list(placed), pulls_NK
 
     codes_NK = begun.codes if form.bits == 8 else begun.unpacked()
     missed_NK = weights_NK.astype(jnp.float32) - begun.dequantize()
-    carry = codes_NK, begun.scales, begun.minima, jnp.matmul(missed_NK, squares_KK, precision=_HIGHEST)
-    codes_NK, scales_NG, minima_NG, _ = jax.lax.fori_loop(0, _SWEEPS * (width // group), visit, carry)
-    return pack_codes(codes_NK, scales_NG, minima_NG, form)
-
-
-def _each(change: Any, scales: Array, minima: Array | None) -> tuple[Array, Array | None]:
-    return change(scales), None if minima is None else change(minima)
-
-
-def _levels(codes: Array, form: Format) -> Array:
-    """Return the levels that codes stand for, in float32."""
-    return values_of(codes, jnp.ones((1, 1)), None, form)
+    parts = [begun.scales] if begun.minima is None else [begun.scales, begun.minima]
+    carry = codes_NK, parts, jnp.matmul(missed_NK, squares_KK, precision=_HIGHEST)
+    codes_NK, parts, _ = jax.lax.fori_loop(0, _SWEEPS * (width // group), visit, carry)
+    return pack_codes(codes_NK, parts[0], parts[1] if len(parts) > 1 else None, form)
 
 
 def _refit(
-    levels_NW: Float[Array, "N W"],
-    pulls_NW: Float[Array, "N W"],
-    own_WW: Float[Array, "W W"],
-    scales_N1: Array,
-    minima_N1: Array | None,
-) -> tuple[Array, Array | None]:
-    """Return the scales and minima that are best with these codes, in their dtype, where they are better at all."""
-    basis = [levels_NW] if minima_N1 is None else [levels_NW, jnp.ones_like(levels_NW)]
-    old = [scales_N1] if minima_N1 is None else [scales_N1, minima_N1]
-    slopes = [jnp.sum(each * pulls_NW, axis=1) for each in basis]
+    levels_NW: Float[Array, "N W"], pulls_NW: Float[Array, "N W"], own_WW: Float[Array, "W W"], old: list[Array]
+) -> list[Array]:
+    """Return the scales, and minima, that are best with these codes, in their dtype, where they are better at all."""
+    basis = [levels_NW, jnp.ones_like(levels_NW)][: len(old)]
+    slopes_NP = jnp.stack([jnp.sum(each * pulls_NW, axis=1) for each in basis], axis=1)
     spread = [jnp.matmul(each, own_WW, precision=_HIGHEST) for each in basis]
-    curves = [[jnp.sum(one * other, axis=1) for other in spread] for one in basis]
-    if minima_N1 is None:
-        steps = [slopes[0] / curves[0][0]]
+    curves_NPP = jnp.stack(
+        [jnp.stack([jnp.sum(one * other, axis=1) for other in spread], axis=1) for one in basis], axis=1
+    )
+    if len(old) == 1:
+        steps_NP = slopes_NP / curves_NPP[:, 0]
     else:
-        determinant = curves[0][0] * curves[1][1] - curves[0][1] ** 2
-        steps = [
-            (slopes[0] * curves[1][1] - slopes[1] * curves[0][1]) / determinant,
-            (slopes[1] * curves[0][0] - slopes[0] * curves[0][1]) / determinant,
-        ]
-    new = [(each.astype(jnp.float32) + step[:, None]).astype(each.dtype) for each, step in zip(old, steps)]
-    # As they are rounded; what is no number is not better.
-    taken = [(one.astype(jnp.float32) - other.astype(jnp.float32))[:, 0] for one, other in zip(new, old)]
-    gain_N = 2 * sum(step * slope for step, slope in zip(taken, slopes))
-    cost_N = sum(one * two * curve for one, row in zip(taken, curves) for two, curve in zip(taken, row))
-    kept = [jnp.where((gain_N > cost_N)[:, None], one, other) for one, other in zip(new, old)]
-    return kept[0], None if minima_N1 is None else kept[1]
+        turned_NPP = jnp.stack(
+            [
+                jnp.stack([curves_NPP[:, 1, 1], -curves_NPP[:, 0, 1]], axis=1),
+                jnp.stack([-curves_NPP[:, 0, 1], curves_NPP[:, 0, 0]], axis=1),
+            ],
+            axis=1,
+        )
+        determinants_N1 = (curves_NPP[:, 0, 0] * curves_NPP[:, 1, 1] - curves_NPP[:, 0, 1] ** 2)[:, None]
+        steps_NP = jnp.sum(turned_NPP * slopes_NP[:, None], axis=2) / determinants_N1
+    new = [(part.astype(jnp.float32) + steps_NP[:, [at]]).astype(part.dtype) for at, part in enumerate(old)]
+    # What is gained by them as they are rounded; what is no number is not better.
+    taken = [one.astype(jnp.float32) - other.astype(jnp.float32) for one, other in zip(new, old)]
+    taken_NP = jnp.concatenate(taken, axis=1)
+    gains_N = 2 * jnp.sum(taken_NP * slopes_NP, axis=1)
+    costs_N = jnp.sum(taken_NP[:, :, None] * taken_NP[:, None] * curves_NPP, axis=(1, 2))
+    return [jnp.where((gains_N > costs_N)[:, None], one, other) for one, other in zip(new, old)]

@@ -87,17 +87,16 @@ FAULTS: tuple[Fault, ...] = (
         "tests/quantization/test_gptq.py",
     ),
     Fault(
-        "descent forgets what a group's new scales do to the groups after it",
+        "descent counts twice what a group's codes do to the groups after it",
         "jaxinfer/quantization/descent.py",
-        "moved_NW = values_of(codes_NW, scales_N1, minima_N1, form) - before_NW",
-        "moved_NW = values_of(codes_NW, *_each(lambda part: jax.lax.dynamic_slice_in_dim(part, place, 1, axis=1), "
-        "scales_NG, minima_NG), form) - before_NW",
+        "pulls_NK - jnp.matmul(moved_NW, rows_WK, precision=_HIGHEST)",
+        "pulls_NK - 2 * jnp.matmul(moved_NW, rows_WK, precision=_HIGHEST)",
         "tests/quantization/test_descent.py",
     ),
     Fault(
         "scales after descent are taken whether they are better or not",
         "jaxinfer/quantization/descent.py",
-        "jnp.where((gain_N > cost_N)[:, None], one, other)",
+        "jnp.where((gains_N > costs_N)[:, None], one, other)",
         "one",
         "tests/quantization/test_descent.py",
     ),
