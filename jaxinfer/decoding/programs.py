@@ -231,6 +231,12 @@ class Programs:
             with suppress(RuntimeError):  # the interpreter is about to exit
                 self._preparing = _background().submit(self._try_to_prepare, name, function, donated, *arguments)
 
+    def settle(self) -> int:
+        """Wait for what `prepare_soon` has begun; return how many programs have been read or compiled so far."""
+        if self._preparing is not None:
+            self._preparing.result()
+        return self.times.compilations + self.times.reads
+
     def _try_to_prepare(self, name: Any, *rest: Any) -> None:
         try:
             self.prepare(name, *rest)

@@ -19,6 +19,13 @@ FAULTS: tuple[Fault, ...] = (
         "tests/bench/test_acceptance.py::test_a_measurement_that_was_cut_short_goes_on",
     ),
     Fault(
+        "a measurement does not wait for programs that are compiled beside it",
+        "jaxinfer/decoding/programs.py",
+        "            self._preparing.result()\n",
+        "            pass\n",
+        "tests/decoding/programs/test_prepared_programs.py::test_what_was_begun_in_the_background_can_be_waited_for",
+    ),
+    Fault(
         "all strategies are all that the registry has",
         "jaxinfer/bench/acceptance/measure.py",
         "if not found.is_search and name != BASELINE else []",

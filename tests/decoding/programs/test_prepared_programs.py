@@ -68,6 +68,18 @@ def test_one_program_at_a_time_is_prepared_in_the_background(programs):
     wait_for(ask_until_ready)
 
 
+def test_what_was_begun_in_the_background_can_be_waited_for(programs):
+    assert programs.settle() == 0
+
+    def slow(_, numbers):
+        time.sleep(0.2)
+        return 3 * numbers
+
+    programs.prepare_soon("slow", slow, (), *DESCRIBED)
+    assert programs.settle() == 1
+    assert programs.is_ready("slow", *DESCRIBED)
+
+
 def test_what_cannot_be_compiled_is_tried_once_and_raises_where_it_runs(programs):
     tried = []
 
