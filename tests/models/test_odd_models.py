@@ -96,6 +96,7 @@ _NOT_EMPTY = {
         "internvl",
         "aya_vision",
         "cohere2_vision",
+        "cohere_compass_text",
         "idefics3",
         "smolvlm",
         "qwen3_vl",

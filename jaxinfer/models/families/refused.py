@@ -35,7 +35,7 @@ _ENCODER = """
 _VISION = """
     llava_onevision mllama idefics idefics2 paligemma gemma3n gemma3n_text gemma4 gemma4_text
     gemma4_unified gemma4_unified_text glm4v glm46v pixtral kimi_vl phi4_multimodal phi3_v molmo2 janus fuyu blip-2
-    qwen2_5_omni qwen3_omni_moe apertus1p5_text cohere_compass_text emu3 git got_ocr2 moshi moss_transcribe_diarize
+    qwen2_5_omni qwen3_omni_moe apertus1p5_text cohere_compass emu3 git got_ocr2 moshi moss_transcribe_diarize
     musicgen musicgen_melody
 """
 

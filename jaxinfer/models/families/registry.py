@@ -12,6 +12,7 @@ from jaxinfer.models.families.beside_images import BESIDE_IMAGES
 from jaxinfer.models.families.bitnet import BITNET
 from jaxinfer.models.families.bloom import BLOOM
 from jaxinfer.models.families.cohere import COHERE, COHERE2
+from jaxinfer.models.families.cohere_compass import COHERE_COMPASS_TEXT
 from jaxinfer.models.families.dbrx import DBRX
 from jaxinfer.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, KIMI_K2
 from jaxinfer.models.families.dots import DOTS1
@@ -74,7 +75,7 @@ _ALL = (
     *(BLOOM, MPT),
     *(EXAONE3, INTERNLM3, IQUEST, CWM, JAIS2, VAULTGEMMA, GPT_SW3),
     *(PERSIMMON, DBRX, BITNET, AFMOE, NANOCHAT, BIOGPT, XGLM, GPT1, HYPERCLOVAX, GRANITE_SWA, GRANITE_MOE_SWA),
-    *(SOLAR_OPEN, EXAONE_MOE, HY_V3, YOUTU, MINICPM3, FLEX_OLMO, MELLUM),
+    *(SOLAR_OPEN, EXAONE_MOE, HY_V3, YOUTU, MINICPM3, FLEX_OLMO, MELLUM, COHERE_COMPASS_TEXT),
     *BESIDE_IMAGES,
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType({family.model_type: family for family in _ALL})

@@ -227,6 +227,7 @@ FAMILY_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
         "starcoder2": _DROPOUT | frozenset(_STARCODER2.split()),
         "cohere": _DROPOUT | {"model_max_length"},
         "cohere2": _DROPOUT | frozenset(_COHERE2.split()),
+        "cohere_compass_text": _DROPOUT | {"pooling"},
     }
 )
 
