@@ -88,7 +88,7 @@ def _map_speed(axes: Any, batch: BatchReport) -> None:
 
 
 def _draw_map(axes: Any, batch: BatchReport, value_of: Callable[[Tally], float | None], title: str) -> None:
-    """Draw a table of strategies by category, the best strategy first; green is above plain decoding, red below."""
+    """Draw a table of strategies by category, most tokens a step first; green is above plain decoding, red below."""
     from matplotlib.colors import TwoSlopeNorm
 
     shown = sorted(_sped_up(batch), key=lambda one: -one.overall.tokens_per_step)
@@ -103,7 +103,7 @@ def _draw_map(axes: Any, batch: BatchReport, value_of: Callable[[Tally], float |
             text, weight = "-" if number is None else f"{number:.2f}", "bold" if number == best[column] else "normal"
             axes.text(column, place, text, ha="center", va="center", fontsize=8, weight=weight)
     axes.set_xticks(range(len(categories) + 1), ["all", *categories], rotation=40, ha="right")
-    axes.set_yticks(range(len(shown)), [one.strategy for one in shown])
+    axes.set_yticks(range(len(shown)), [one.strategy.replace(":", ":\n", 1) for one in shown], fontsize=8)
     axes.axvline(0.5, color="black", linewidth=1)
     axes.set_title(f"batch {batch.batch}: {title}")
 

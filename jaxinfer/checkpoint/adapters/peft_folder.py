@@ -100,10 +100,9 @@ def read_matrices(
     """
     tensors = _open_tensors(path)
     found: dict[str, dict[str, str]] = {}
-    stored_here = [tensor for tensor in tensors.shapes() if not names.leaves_out(tensor.removeprefix(PREFIX))]
-    for tensor in stored_here:
+    for tensor in tensors.shapes():
         match = _MODULE.fullmatch(tensor)
-        if match is None:
+        if match is None or names.leaves_out(tensor.removeprefix(PREFIX)):
             continue
         module = match["module"].removeprefix(PREFIX)
         found.setdefault(module, {})[_ENDINGS[match["ending"]]] = tensor

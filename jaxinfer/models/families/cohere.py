@@ -1,12 +1,12 @@
 """Command R, Command R+, Aya and Command R7B: parallel parts, LayerNorm without a bias, neighbouring lanes rotated."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from jaxinfer.models.config import DecoderConfig, LayerKind
+from jaxinfer.models.config import DecoderConfig, LayerKind, Rope
 from jaxinfer.models.families.family import Family, Part, TensorNames
 from jaxinfer.models.families.keys.config_reader import ConfigReader
 from jaxinfer.models.families.keys.gemma_keys import read_window_layers
@@ -55,21 +55,32 @@ def tensor_names(config: DecoderConfig) -> TensorNames:
     return interleaved(config, renamed(config, norms))
 
 
-def _read(reader: ConfigReader, family: str, theta: float) -> DecoderConfig:
+def read_cohere_keys(
+    reader: ConfigReader,
+    family: str,
+    defaults: Mapping[str, int],
+    rope: Callable[[ConfigReader, int, int], Rope],
+    logit_scale: float | None,
+) -> DecoderConfig:
+    """Return a decoder whose parts stand side by side behind one LayerNorm without a bias."""
     decoder = read_llama_keys(
         reader,
         family,
-        _DEFAULTS,
+        defaults,
         bos_token_id=5,
         eos_token_ids=(255001,),
         tied=True,
         norm_eps=("layer_norm_eps", 1e-5),
-        rope=partial(read_rope, theta=theta),
+        rope=rope,
     )
     bias = reader.boolean("attention_bias", default=False)
-    scale = reader.positive_float("logit_scale", default=0.0625)
     biases = {"qkv_bias": bias, "output_bias": bias}
-    return replace(decoder, norm="scaled_layer", block="parallel", logit_scale=scale, **biases)
+    return replace(decoder, norm="scaled_layer", block="parallel", logit_scale=logit_scale, **biases)
+
+
+def _read(reader: ConfigReader, family: str, theta: float) -> DecoderConfig:
+    scale = reader.positive_float("logit_scale", default=0.0625)
+    return read_cohere_keys(reader, family, _DEFAULTS, partial(read_rope, theta=theta), scale)
 
 
 COHERE = Family("cohere", ("CohereForCausalLM",), translate_cohere, tensor_names)

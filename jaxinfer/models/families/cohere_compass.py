@@ -6,9 +6,10 @@ from typing import Any
 
 from jaxinfer.errors import UnsupportedModel
 from jaxinfer.models.config import DecoderConfig, LayerKind, Rope, shortest_pattern
+from jaxinfer.models.families.cohere import read_cohere_keys
 from jaxinfer.models.families.family import Family
 from jaxinfer.models.families.keys.config_reader import ConfigReader
-from jaxinfer.models.families.keys.llama_keys import read_llama_keys, sizes
+from jaxinfer.models.families.keys.llama_keys import sizes
 from jaxinfer.models.families.keys.llama_names import tensor_names
 from jaxinfer.models.families.keys.rope import read_section
 from jaxinfer.models.families.keys.windows import read_layer_types, read_window
@@ -24,37 +25,18 @@ _BESIDE = ("rope_theta", "rope_type")  # the first files have them beside the ki
 def translate(config: Mapping[str, Any]) -> DecoderConfig:
     """Translate a ``config.json`` of ``model_type`` cohere_compass_text."""
     reader = ConfigReader({**config, _ROPES: _of_kinds(config.get(_ROPES))}, family=_NAME)
-    decoder = read_llama_keys(
-        reader,
-        _NAME,
-        _DEFAULTS,
-        bos_token_id=5,
-        eos_token_ids=(255001,),
-        tied=True,
-        norm_eps=("layer_norm_eps", 1e-5),
-        rope=lambda _reader, _length, head_dim: Rope(1e4, head_dim),  # each kind has its own below
-    )
+    scale = reader.optional_float("logit_scale")
+    if scale == 0:
+        raise reader.refuse("logit_scale", 0, "it must be above 0, or null")
+    # Each kind has its own rotary positions below.
+    decoder = read_cohere_keys(reader, _NAME, _DEFAULTS, lambda _reader, _length, head_dim: Rope(1e4, head_dim), scale)
     width, slides = read_window(reader, default=4096), read_layer_types(reader, decoder.num_layers)
     slides = slides or (False,) * decoder.num_layers
     if any(slides) and width is None:
         raise reader.refuse("sliding_window", None, "layer_types has layers with a window; write its width")
     ropes = _read_ropes(reader, decoder, {_KINDS[slide] for slide in slides})
     pattern = (LayerKind(ropes.get(_KINDS[slide]), width if slide else None) for slide in slides)
-    scale = reader.optional_float("logit_scale")
-    if scale == 0:
-        raise reader.refuse("logit_scale", 0, "it must be above 0, or null")
-    bias = reader.boolean("attention_bias", default=False)
-    return reader.finish(
-        replace(
-            decoder,
-            layer_pattern=shortest_pattern(tuple(pattern)),
-            norm="scaled_layer",
-            block="parallel",
-            logit_scale=scale,
-            qkv_bias=bias,
-            output_bias=bias,
-        )
-    )
+    return reader.finish(replace(decoder, layer_pattern=shortest_pattern(tuple(pattern))))
 
 
 def _of_kinds(ropes: Any) -> Any:
