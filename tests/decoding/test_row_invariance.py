@@ -83,6 +83,7 @@ def test_a_row_is_the_same_when_layers_are_scanned(lm, tiny_llama_folder, reques
         np.testing.assert_allclose(row.logprobs, other.logprobs, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_row_that_ends_leaves_the_others_alone(lm, requests, batch):
     stop = batch[0].tokens[2]
     rows = run(lm, requests, eos_token_ids=(stop,))

@@ -34,6 +34,7 @@ def test_values_are_those_of_the_codes(form):
     np.testing.assert_array_equal(values_of(weights, form), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_factors_are_the_best_power_of_the_inputs_sizes(form):
     weights, inputs = case(1)

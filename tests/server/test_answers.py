@@ -18,6 +18,7 @@ SAMPLED: dict[str, Any] = {"temperature": 0.9, "seed": 4, "max_tokens": 24}
 MESSAGES: list[Any] = [{"role": "user", "content": "What did the fox do?"}]
 
 
+@pytest.mark.slow
 def test_a_completion_is_that_of_generate(server: Running) -> None:
     found = server.client().completions.create(model=MODEL, prompt=PROMPT, **SAMPLED)
     (expected,) = server.lm.generate(PROMPT, max_new_tokens=24, sampling=SamplingParams(temperature=0.9, seed=4))

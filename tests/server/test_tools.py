@@ -66,6 +66,7 @@ def test_a_call_that_must_come_follows_its_schema(calls: Running) -> None:
         assert json.loads(call.function.arguments) in ([{"n": "a"}, {"n": "b"}] if name == "ox" else [{}])
 
 
+@pytest.mark.slow
 def test_a_named_function_is_called_as_its_grammar_and_the_seed_say(calls: Running) -> None:
     asked = {"tool_choice": {"type": "function", "function": {"name": "ox"}}, "parallel_tool_calls": False}
     answer = calls.chat(**{**ASKED, **asked}, seed=3, return_token_ids=True).json()["choices"][0]

@@ -123,6 +123,7 @@ def test_gemmas_user_defined_tokens_are_single(gemma_tokenizer, gemma):
     assert (gemma_tokenizer.bos_token_id, gemma_tokenizer.eos_token_ids) == (2, (1,))
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 def test_a_real_vocabulary_has_the_ids_and_the_text_of_sentencepiece():
     model = shared_data("tokenizers/mistral_v3_tokenizer.model").read_bytes()

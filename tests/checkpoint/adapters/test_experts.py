@@ -117,6 +117,7 @@ def is_merged(found, names, lm):
 NAMES = ("all", None, "one", "all")
 
 
+@pytest.mark.slow
 def test_a_row_is_the_merged_model_and_has_the_bits_that_it_has_alone(model):
     together = logits(model, range(4), NAMES)
     is_merged(together, NAMES, model)

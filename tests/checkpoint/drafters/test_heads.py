@@ -39,6 +39,7 @@ def write_medusa(folder: Path, tensors: dict[str, np.ndarray], num_heads: int = 
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", ["", "medusa_head.", "medusa_heads."])
 def test_a_medusa_checkpoint_gives_the_logits_that_it_gives_in_torch(tmp_path, prefix):
     torch = pytest.importorskip("torch")
