@@ -53,6 +53,7 @@ def test_log_probabilities_are_those_of_the_raw_logits_of_a_full_forward(lm):
     np.testing.assert_allclose(result.logprobs, expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_prompt_prefilled_in_chunks_equals_one_prefilled_whole(random_lm):
     """700 tokens run in chunks of 512."""
     lm, tokens = random_lm, np.random.default_rng(0).integers(2, 258, 700).tolist()
@@ -83,6 +84,7 @@ def test_one_new_token_needs_no_step(lm):
     assert (len(result.tokens), result.finish_reason, result.stats.steps) == (1, "length", 0)
 
 
+@pytest.mark.slow
 def test_the_context_bounds_prompt_and_output_together(trained_folder):
     lm = jaxinfer.load(trained_folder, max_len=16)
     prompt = encode_bytes("The old heron watched")
@@ -139,6 +141,7 @@ def test_samples_of_a_prompt_differ_and_repeat(lm):
         assert least_margin(lm, asked, result.tokens, lm.eos_token_ids) > LEAST_MARGIN
 
 
+@pytest.mark.slow
 def test_more_prompts_than_a_batch_holds(lm):
     """Seventeen run as sixteen and one; the padding of the second batch yields nothing."""
     prompts = [f"{PROMPT} {letter}" for letter in "abcdefghijklmnopq"]
@@ -181,6 +184,7 @@ def test_a_stop_string_cuts_the_text_and_the_tokens(lm):
     assert len(cut.tokens) - 1 < cut.stats.steps <= len(cut.tokens) + 8
 
 
+@pytest.mark.slow
 def test_a_stop_string_of_one_row_leaves_the_others_alone(lm):
     whole = lm.generate(PROMPT)[0]
     both = lm.generate([PROMPT, PROMPT], sampling=[SamplingParams(stop=whole.text[3:5]), SamplingParams()])
@@ -188,6 +192,7 @@ def test_a_stop_string_of_one_row_leaves_the_others_alone(lm):
     assert both[1].finish_reason == "stop"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling", [SamplingParams(), SAMPLED, SamplingParams(stop=["the ", "n"])], ids=["greedy", "sampled", "stop"]
 )

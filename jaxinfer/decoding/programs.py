@@ -232,10 +232,11 @@ class Programs:
                 self._preparing = _background().submit(self._try_to_prepare, name, function, donated, *arguments)
 
     def settle(self) -> int:
-        """Wait for what `prepare_soon` has begun; return how many programs have been read or compiled so far."""
-        if self._preparing is not None:
-            self._preparing.result()
-        return self.times.compilations + self.times.reads
+        """Wait for what `prepare_soon` has begun, in `all_sets`; return how many programs these have made so far."""
+        for each in self.all_sets:
+            if each._preparing is not None:
+                each._preparing.result()
+        return sum(each.times.compilations + each.times.reads for each in self.all_sets)
 
     def _try_to_prepare(self, name: Any, *rest: Any) -> None:
         try:

@@ -123,6 +123,7 @@ def test_costs_between_the_measured_ones_are_on_the_line() -> None:
     assert step_seconds(COSTS, lookup, 1.5, 3.0, 0.25) == 5.0 + 1.0 + 0.75
 
 
+@pytest.mark.slow
 def test_steps_and_drafters_are_measured_on_this_device(model: LanguageModel) -> None:
     costs = measure_step_costs(model.programs.decoder, model.params, 2, 64, (3,))
     assert sorted(costs.seconds) == [1, 3]

@@ -39,6 +39,7 @@ def test_a_text_without_a_token_to_score_is_refused():
         cut_windows(1, 8, 8)
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_the_logits(tiny_llama_folder):
     lm, done = jaxinfer.load(tiny_llama_folder()), []
     # Another model, so that the divergence one way is not nearly that of the other way.

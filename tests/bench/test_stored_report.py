@@ -43,6 +43,7 @@ def test_what_was_written_is_what_is_read(stored: Path) -> None:
     assert tuple(chart.PANELS) == acceptance._PANELS
 
 
+@pytest.mark.slow
 def test_it_is_shown_and_drawn_the_same_each_time(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drawn = stored.with_name("chart.svg"), stored.with_name("again.svg")
     for path in drawn:

@@ -103,6 +103,7 @@ def test_runs_of_drafts_go_through_pieces_and_colours_never_stay_on(model: jaxin
     assert [coloured.mark(piece) for piece in pieces] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "is_slower"), [(1e-9, True), (1e3, False)])
 def test_stats_say_so_where_plain_decoding_would_have_been_faster(
     generate: Run, monkeypatch: pytest.MonkeyPatch, seconds: float, is_slower: bool

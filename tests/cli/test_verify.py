@@ -206,6 +206,7 @@ def test_an_audit_without_accepted_drafts_says_that_it_says_little(verify: Run) 
     assert "this audit says little" in outcome.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=range(len(SAMPLINGS)))
 def test_the_oracle_draws_plain_decodings_own_text_again(model: LanguageModel, sampling: SamplingParams) -> None:
     """One pass over the whole text gives every token, with penalties and lengths counted as they were then."""

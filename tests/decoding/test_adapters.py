@@ -63,6 +63,7 @@ def written(lm: LanguageModel, rows=ROWS, strategy="autoregressive", adapters=AD
     return [(result.tokens, result.logprobs) for result in found]
 
 
+@pytest.mark.slow
 def test_a_row_has_the_bits_that_it_has_alone_and_without_an_adapter_those_of_the_model(model):
     lm = model("opt")
     together = written(lm)

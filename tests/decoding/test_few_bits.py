@@ -107,7 +107,9 @@ def test_texts_of_every_strategy_are_those_of_plain_decoding(plain, quantized, n
     check(plain, quantized, form, name)
 
 
-@pytest.mark.parametrize("is_rounded", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "is_rounded", [pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=pytest.mark.exhaustive)]
+)
 def test_a_model_drafts_for_itself_in_fewer_bits(plain, is_rounded):
     lm = in_form(plain, "int4") if is_rounded else plain
     strategy = lm.resolve("draft_model:model=self,num_draft_tokens=3")

@@ -118,6 +118,7 @@ class Bare(Autoregressive):
         return False
 
 
+@pytest.mark.slow
 def test_steps_of_another_size_have_other_bits(models, plain):
     """Else the tests above would show nothing. Not in bfloat16: some processors multiply any number of rows alike."""
     assert bits(decode(models("llama", "float32"), Bare())) != plain("llama", "float32")

@@ -44,6 +44,7 @@ def check_same(lm, requests, oracle, strategy: Strategy, eos_token_ids=()):
     return rows
 
 
+@pytest.mark.slow
 def test_texts_of_this_file_are_screened(lm, requests, oracle):
     assert [len(row.tokens) for row in oracle] == list(LIMITS)
     assert min(least_margin(lm, *one) for one in zip(requests, [row.tokens for row in oracle])) > LEAST_MARGIN
@@ -59,6 +60,7 @@ def test_a_perfect_drafter_is_accepted_whole(lm, requests, oracle, texts):
         assert row.counts.accepted_by_depth[0] == row.counts.steps
 
 
+@pytest.mark.slow
 def test_a_lying_drafter_is_never_accepted(lm, requests, oracle, texts):
     for row, limit in zip(check_same(lm, requests, oracle, Chain(texts, DEPTH, lies_from=1)), LIMITS):
         assert (row.counts.steps, row.counts.accepted, row.counts.accepted_by_depth) == (limit - 1, 0, (0, 0, 0))

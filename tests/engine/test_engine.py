@@ -91,6 +91,7 @@ def test_async_for(engine):
     assert asyncio.run(read_all()) == [engine.submit(prompt, max_new_tokens=20).result(60.0).text for prompt in PROMPTS]
 
 
+@pytest.mark.slow
 def test_stop_strings_and_samples(lm, engine):
     sampling = SamplingParams(temperature=0.9, seed=4, n=3, stop=["e"])
     expected = lm.generate("The old", max_new_tokens=30, sampling=sampling)
@@ -456,6 +457,7 @@ def iter_without_end(request):
             yield request._pieces[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -84,6 +84,7 @@ def test_a_request_goes_where_its_beginning_is_or_where_there_is_room(standings,
     assert choose_group([Standing(*each) for each in standings]) == chosen
 
 
+@pytest.mark.slow
 def test_requests_spread_over_groups_and_are_what_they_are_alone(lm, engine):
     expected = [lm.generate([prompt], max_new_tokens=10, sampling=ENDLESS)[0].tokens for prompt in PROMPTS]
     before = [group.core.metrics() for group in engine._groups]

@@ -47,6 +47,7 @@ def serve(made, pace, max_new_tokens=80):
     return sequence
 
 
+@pytest.mark.slow
 def test_a_drafter_that_has_rested_begins_anew(harness):
     made, lm = harness
     pace = Scripted()

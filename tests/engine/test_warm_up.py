@@ -27,6 +27,7 @@ def test_after_warming_up_no_request_waits_for_a_program(trained_folder):
         engine.warm_up()
 
 
+@pytest.mark.slow
 def test_larger_programs_run_until_those_that_fit_are_there(trained_folder):
     """Whatever is ready first, the text is the same."""
     lm = jaxinfer.load(trained_folder, max_len=64)

@@ -71,6 +71,7 @@ def test_a_token_that_must_come_is_a_draft_that_cannot_fail(lm):
     assert stats.tokens_per_step > 3
 
 
+@pytest.mark.slow
 def test_the_engine_keeps_to_grammars_while_requests_come_and_go(lm, alone):
     """Rows are few, so that requests wait, and pages too, so that some are computed anew."""
     options = {"strategy": "prompt_lookup", "preemption": "recompute", "drafting": "always"}

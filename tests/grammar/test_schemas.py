@@ -102,6 +102,7 @@ def test_what_is_not_followed_is_refused_by_its_place(given: tuple[Any, str]) ->
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_schemas_that_grow_without_end_are_refused_soon() -> None:
     many: dict[str, Any] = {str(one): {"$ref": f"#/$defs/{one}"} for one in range(20)}
     circle = {"$defs": {str(one): {"properties": many} for one in range(20)}, "$ref": "#/$defs/0"}

@@ -72,11 +72,16 @@ ORDINARY = (
     "stablelm-parallel-qk_norm",
     "starcoder2",
 )
-# Rings of windows, and a rope whose factors change within the text.
-DECODED = ("gemma2", "phi3-gqa-tied-longrope-partial")
-# Rings of two kinds, one window everywhere, a rope that follows the length, blocks whose parts stand side by side,
-# norms after them, and experts.
-DECODED_WIDE = ("gemma3-vision", "mistral-window", "gqa-dynamic", "gpt_neox", "olmo3", "glm4_moe-groups")
+# Rings of windows, a rope whose factors change within the text, rings of two kinds, a rope that follows the length,
+# blocks whose parts stand side by side, and experts.
+DECODED = (
+    "gemma2",
+    "phi3-gqa-tied-longrope-partial",
+    "gemma3-vision",
+    "gqa-dynamic",
+    "gpt_neox",
+    "glm4_moe-groups",
+)
 # Second variants of families, whose features are for the most part those of others.
 SECOND = (
     "cohere-bias-untied",
@@ -132,9 +137,7 @@ some_variants = pytest.mark.parametrize("name", [tier(name, name in ORDINARY) fo
 
 
 def tier_of_decoding(name: str) -> Any:
-    if name in DECODED:
-        return ()
-    return pytest.mark.slow if name in DECODED_WIDE else pytest.mark.exhaustive
+    return pytest.mark.slow if name in DECODED else pytest.mark.exhaustive
 
 
 class Case(NamedTuple):

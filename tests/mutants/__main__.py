@@ -1,4 +1,4 @@
-"""``python -m tests.mutants``: applies deliberate faults one at a time, and checks that the ordinary tests fail.
+"""``python -m tests.mutants``: applies deliberate faults one at a time, and checks that a test fails that CI runs.
 
 Each fault runs in a copy of the checkout, against the test that must catch it; that these tests pass without faults is
 checked first. Each area's section of ``tests/MUTANTS.md`` is written once all of its faults ran, so that an interrupted
@@ -27,6 +27,7 @@ from tests.mutants.fault import Fault
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "tests" / "MUTANTS.md"
 FAILED = 1  # pytest's exit code
+_OF_CI = ("-m", "not exhaustive")
 # Of processor time, and of wall time: on a busy machine a test that waits has not gone wrong.
 _MOST_SECONDS, _LONGEST_WAIT = 180, 1800
 # Tests that get several devices in a process of their own.
@@ -102,7 +103,7 @@ def failing_without_faults(tests: Sequence[str], copy: Path, jobs: int) -> list[
 def _failing(tests: Sequence[str], copy: Path, jobs: int) -> list[str]:
     if not tests:
         return []
-    command = [sys.executable, "-m", "pytest", *tests, f"-n{jobs}", "-q", "-rfE", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *tests, f"-n{jobs}", "-q", *_OF_CI, "-rfE", "-p", "no:cacheprovider"]
     done = subprocess.run(
         command, cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)}, capture_output=True, text=True
     )
@@ -145,7 +146,7 @@ def _run_test(run: Run) -> int:
         del sys.modules[name]
     import pytest
 
-    return int(pytest.main([run.fault.caught_by, "-n0", "-x", "-q", "-rf", "-p", "no:cacheprovider"]))
+    return int(pytest.main([run.fault.caught_by, "-n0", "-x", "-q", *_OF_CI, "-rf", "-p", "no:cacheprovider"]))
 
 
 def end(run: Run, status: int) -> Outcome:
@@ -197,7 +198,7 @@ def write_sections(new: Mapping[str, Sequence[Outcome]]) -> None:
     rows = [line for found in lines.values() for line in found]
     survive = sum("**survives**" in line for line in rows)
     head = [
-        "# Deliberate faults, and the ordinary tests that catch them",
+        "# Deliberate faults, and the tests of CI that catch them",
         "",
         f"Written by `python -m tests.mutants`: {len(rows) - survive} of {len(rows)} faults are caught.",
         "Seconds are of one test run with the fault, two at a time on two cores.",

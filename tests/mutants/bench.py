@@ -21,9 +21,16 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a measurement does not wait for programs that are compiled beside it",
         "jaxinfer/decoding/programs.py",
-        "            self._preparing.result()\n",
-        "            pass\n",
-        "tests/decoding/programs/test_prepared_programs.py::test_what_was_begun_in_the_background_can_be_waited_for",
+        "                each._preparing.result()\n",
+        "                pass\n",
+        "tests/decoding/programs/test_prepared_programs.py::test_what_was_begun_in_the_background_can_be_waited_for[False]",
+    ),
+    Fault(
+        "a measurement does not wait for what is compiled for pages",
+        "jaxinfer/decoding/programs.py",
+        "        for each in self.all_sets:\n            if each._preparing",
+        "        for each in (self,):\n            if each._preparing",
+        "tests/decoding/programs/test_prepared_programs.py::test_what_was_begun_in_the_background_can_be_waited_for[True]",
     ),
     Fault(
         "all strategies are all that the registry has",

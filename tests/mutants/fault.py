@@ -1,4 +1,4 @@
-"""A deliberate fault: a few characters of the code that are changed, and the ordinary tests that must then fail."""
+"""A deliberate fault: a few characters of the code that are changed, and a test that must then fail."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 class Fault(NamedTuple):
     """``old``, which stands exactly once in ``file``, becomes ``new``; ``caught_by`` is a test file or a test's id.
 
-    ``name`` says in a few words what goes wrong. The tests named must be part of the ordinary run.
+    ``name`` says in a few words what goes wrong. The test is of the ordinary or the slow run.
     """
 
     name: str

@@ -242,6 +242,7 @@ def test_what_does_not_fit_is_refused():
         attend_to_seen(query.astype(jnp.bfloat16), weights, weights, 0, mask)
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_xla():
     rng = np.random.default_rng(3)
     rows, weights, lines = drawn(rng, (2, 3, 4, 32)), drawn(rng, (2, 2, 7, 100)), drawn(rng, (2, 2, 9, 100))

@@ -40,6 +40,7 @@ def expected(chosen, count=COUNT, biased=True):
     return np.stack([defined(token, chosen, biased) for token in range(count)])
 
 
+@pytest.mark.slow
 def test_every_token_gets_its_experts_however_many_share_them():
     """In blocks of 16 rows, of which an expert has none, one or several."""
     for chosen in (CHOICES, CROWDED):
@@ -144,6 +145,7 @@ def test_what_a_device_reads_follows_its_share():
     assert [Load(own, 8, 2, 1).is_split for own in (2, 8)] == [True, False]
 
 
+@pytest.mark.slow
 def test_the_experts_of_one_of_several_layers_are_read_where_they_lie():
     views = [LayerView(jnp.stack([jnp.full_like(kernel, jnp.nan), kernel]), jnp.int32(1)) for kernel in KERNELS]
     assert (run(kernels=views) == run()).all()

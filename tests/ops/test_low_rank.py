@@ -33,6 +33,7 @@ def added(backend, inputs, down, up, base, ids):
     return np.asarray(jax.jit(run)(inputs, down, up, base, ids))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [KERNELS, XLA, TPU], ids=["kernels", "xla", "tpu"])
 def test_each_row_has_its_own_product_and_rows_without_keep_their_bits(backend):
     inputs, down, up, base = drawn()

@@ -192,6 +192,7 @@ sys.stdout.buffer.write(np.asarray(results[0]).tobytes())
 """
 
 
+@pytest.mark.slow
 def test_a_fresh_process_is_given_the_code():
     rng = np.random.default_rng(11)
     rows_MK, weights_NK = drawn(rng, (20, 64), "bfloat16"), drawn(rng, (40, 64), "bfloat16")

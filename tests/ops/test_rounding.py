@@ -57,6 +57,7 @@ def test_a_rounded_product_is_added_to_as_if_it_was_stored():
     assert np.array_equal(merged, exact) or np.array_equal(merged, one * np.float32(25.3) + other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [12, 64])
 def test_rotations_have_the_same_bits_with_all_that_goes_before(width):
     rng = np.random.default_rng(1)

@@ -167,6 +167,7 @@ def check(layout: Layout, starts: list[int], lengths: list[int], seed: int) -> N
         assert relative_error(found, expected) < TOLERANCE[layout.dtype]
 
 
+@pytest.mark.slow
 def test_a_prompt_is_a_chunk_from_slot_zero():
     layout = ORDINARY[0]
     lengths = np.array([300, 130], np.int32)

@@ -170,7 +170,9 @@ def check(layout: Layout, starts: list[int], seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "layout", [pytest.param(ORDINARY[0], marks=pytest.mark.exhaustive), ORDINARY[1]], ids=["float32", "int8"]
+    "layout",
+    [pytest.param(ORDINARY[0], marks=pytest.mark.exhaustive), pytest.param(ORDINARY[1], marks=pytest.mark.slow)],
+    ids=["float32", "int8"],
 )
 def test_no_two_accesses_race(layout):
     """Memory that nothing has been copied to is not a number, and copies are checked to be waited for."""

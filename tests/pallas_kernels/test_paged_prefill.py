@@ -141,9 +141,12 @@ def test_what_does_not_fit_is_refused_by_value():
 COMPILED = (("v5e", LLAMA_3_8B, 512, 16384, 128), ("tpu7x", LLAMA_3_70B, 256, 8192, 16))
 
 
-@pytest.mark.slow
 @pytest.mark.tpu_compile
-@pytest.mark.parametrize("case", COMPILED, ids=lambda case: f"{case[0]}-{case[1]}")
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(COMPILED[0], marks=pytest.mark.slow), pytest.param(COMPILED[1], marks=pytest.mark.exhaustive)],
+    ids=lambda case: f"{case[0]}-{case[1]}",
+)
 def test_compiles_without_a_copy_of_the_pages(case):
     """Besides the pool, less is needed than a layer of it and four times the queries would take."""
     chip, heads, tokens, slots, page_size = case

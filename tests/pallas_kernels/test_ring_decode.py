@@ -121,6 +121,7 @@ def check(layout: Layout, starts: list[int], seed: int) -> None:
     assert relative_error(kernel(*arguments), reference(*arguments)) < TOLERANCE[layout.dtype]
 
 
+@pytest.mark.slow
 def test_sinks_meet_their_own_query():
     layout = ORDINARY[1]
     kernel, _ = programs(layout)

@@ -110,6 +110,7 @@ def test_the_list_is_the_blocks_with_a_unit_that_is_not_zero(share):
     np.testing.assert_array_equal(found.index_I, live + [0] * (8 - len(live)))
 
 
+@pytest.mark.slow
 def test_steps_do_not_race_and_write_zeros_where_no_block_is_live():
     """Outputs start as not-a-number."""
     hidden, x, down, up = draw("bfloat16")

@@ -40,6 +40,7 @@ def test_decode_on_one_chip_communicates_with_none(one_chip):
     assert one_chip["decode"].collectives() == []
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused_in_one_line():
     wide = dataclasses.replace(TINY, num_layers=1)
     with pytest.raises(InvalidOption, match=r"does not fit into the 15\.75 GiB of a v5e:1x1 device") as caught:

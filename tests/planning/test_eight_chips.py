@@ -20,8 +20,10 @@ Programs = dict[str, CompiledProgram]
 # A peak counts what is fetched ahead into vector memory, here the whole of a device's output matrix. Without that it
 # is of main memory and of what the program computes.
 NO_PREFETCH = {"xla_vf_vmem_max_outstanding_prefetches": "0"}
+slow = pytest.mark.slow
 by_heads = pytest.mark.parametrize(
-    "programs", ["eight_chips", pytest.param("grouped_heads", marks=pytest.mark.exhaustive)]
+    "programs",
+    [pytest.param("eight_chips", marks=slow), pytest.param("grouped_heads", marks=pytest.mark.exhaustive)],
 )
 
 
@@ -55,7 +57,7 @@ def grouped_heads() -> Programs:
     return compile_programs(LLAMA_3_8B, "v6e:2x4", batch=8, max_len=SLOTS, mesh=MeshConfig(tensor=8), prompt_tokens=16)
 
 
-@pytest.mark.slow
+@slow
 def test_llama_2_7b_fits_eight_v5e_chips_and_its_steps_wait_for_memory_that_is_read_once(seven_billion):
     assert seven_billion.fits
     assert seven_billion.cache_bytes == 2 * 32 * 8 * 2048 * 4096 * 2 // 8
@@ -77,7 +79,7 @@ def test_llama_2_7b_fits_eight_v5e_chips_and_its_steps_wait_for_memory_that_is_r
     assert seven_billion.programs["decode"].tokens_per_second == pytest.approx(8 / least, rel=0.02)
 
 
-@pytest.mark.slow
+@slow
 def test_verifying_two_nodes_costs_a_plain_step_and_a_little(seven_billion):
     speculation = seven_billion.speculation
     assert speculation is not None
@@ -86,7 +88,7 @@ def test_verifying_two_nodes_costs_a_plain_step_and_a_little(seven_billion):
     assert speculation.acceptance == pytest.approx(max(0, speculation.cost - 1), abs=1e-5)
 
 
-@pytest.mark.slow
+@slow
 def test_what_is_counted_agrees_with_what_is_compiled(seven_billion):
     footprint = count_footprint(EIGHT)
     for name, work in (
@@ -114,6 +116,7 @@ def test_weights_and_cache_split_by_heads_leave_an_eighth_to_each_chip(programs,
     assert program.argument_bytes - program.cache_bytes == pytest.approx(num_weights * 2 / 8, rel=0.01)
 
 
+@slow
 def test_decode_needs_no_copy_of_a_weight(eight_chips):
     """Both programs read the weights in one order."""
     decode = eight_chips["decode"]
@@ -125,7 +128,7 @@ def test_decode_needs_no_copy_of_a_weight(eight_chips):
     assert orders[0] == orders[1]
 
 
-@pytest.mark.slow
+@slow
 def test_decode_compiles_in_ten_seconds_and_needs_a_fiftieth_of_its_cache_beyond_its_arguments():
     """Ten seconds of this process, which others that run beside it do not lengthen."""
     began = time.process_time()
@@ -142,6 +145,7 @@ def test_decode_compiles_in_ten_seconds_and_needs_a_fiftieth_of_its_cache_beyond
     assert decode.beyond_arguments_bytes < 0.02 * decode.cache_bytes, largest_buffers(decode.hlo)
 
 
+@slow
 def test_on_a_mesh_kernels_read_weights_and_cache_once(eight_chips):
     """Each device attends to its own heads; a layer moves at most a tenth more than it must."""
     decode = eight_chips["decode"]
@@ -165,6 +169,7 @@ def test_a_layer_of_decode_sums_over_the_chips_twice_and_sends_nothing_else(prog
     assert sum(a_step[:-1]) < 1024
 
 
+@slow
 def test_the_layers_of_decode_read_weights_and_cache_once(eight_chips):
     decode = eight_chips["decode"]
     inside = [found for found in decode.instructions() if found.loops == 2 and not found.branches]

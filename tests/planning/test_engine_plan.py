@@ -113,6 +113,7 @@ def test_without_a_number_as_many_rows_are_planned_as_fit(planned):
     assert found.window.total_bytes <= found.hbm_capacity_bytes
 
 
+@pytest.mark.slow
 def test_rows_that_do_not_fit_leave_those_that_do(planned):
     found = planned(dataclasses.replace(EIGHT, rows=640), a_row=0)
     assert (found.fits, found.rows_asked) == (False, 640)

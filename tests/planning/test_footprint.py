@@ -32,6 +32,7 @@ TABLE = 1024 * 256 // 2
 CACHE = 2 * 2 * 2 * SLOTS * 128 * 2  # keys and values, layers, rows, slots, one head's lanes, bytes
 
 
+@pytest.mark.slow
 def test_a_device_holds_its_heads_of_its_rows_and_reads_all_but_the_embedding():
     found = count_footprint(DEPLOYMENT)
     assert found.cache_bytes == CACHE

@@ -71,6 +71,7 @@ def test_a_step_reads_the_live_share_of_up_and_down_or_of_down_alone(mesh, is_ga
     assert dense.flops - sparse.flops == 8 * 2 * 0.75 * weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("weights", "bits"), [("2:4", 9), ("blocks:kept=1/2", 8.25)])
 def test_sparse_weights_are_counted_as_they_are_stored_and_multiplied_whole(weights, bits):
     dense, sparse = (planned(weights=each) for each in (None, weights))

@@ -39,6 +39,7 @@ def llama_3_70b(topology: str, tensor: int) -> Deployment:
     return Deployment(planned_config("llama-3-70b"), topology, mesh, batch=8, max_len=8192, prompt_tokens=16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("topology", "tensor"), [("v5e:4x8", 32), ("v6e:2x4", 8)])
 def test_each_of_many_devices_holds_a_copy_of_a_key_head(topology, tensor):
     """On 32 devices each holds a copy of one of its eight key/value heads, with two of its eight queries."""

@@ -96,6 +96,7 @@ class Interrupted(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_an_interrupted_call_goes_on_where_it_was(toy, made, tmp_path, monkeypatch):
     def stop(layer):
         if layer == 0:

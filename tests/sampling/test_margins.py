@@ -59,6 +59,7 @@ def test_a_drawn_token_leaves_the_top_k_once_the_first_dropped_token_overtakes_i
     assert margin_of(logits, SamplingParams(temperature=1.0, seed=seed, top_k=1)) == pytest.approx(0.125, rel=1e-3)
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=40, deadline=None)
 @given(st.integers(0, 2**20), st.integers(0, V), st.floats(0.05, 1), st.floats(0, 0.5))
 def test_a_change_well_under_the_margin_never_changes_the_draw(seed, top_k, top_p, min_p):

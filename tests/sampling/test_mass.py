@@ -101,6 +101,7 @@ def test_what_is_said_of_a_row_does_not_depend_on_its_batch_or_tree(vocab_size):
             np.testing.assert_array_equal(np.asarray(found).reshape(expected[:count].shape), expected[:count])
 
 
+@pytest.mark.slow
 def test_kernels_and_xla_agree():
     rng = np.random.default_rng(4)
     logits = jnp.asarray(4 * drawn(rng, (2, 3, 300))).at[:, :, 7].set(-jnp.inf)
@@ -120,6 +121,7 @@ def test_other_numbers_are_refused():
         total_masses(jnp.zeros((2, 8), jnp.bfloat16), jnp.zeros(2), jnp.zeros(2))
 
 
+@pytest.mark.slow
 def test_log_probabilities_have_the_gradient_of_softmax():
     logits, tokens = jnp.asarray(drawn(np.random.default_rng(3), (2, 3, 40))), jnp.arange(6).reshape(2, 3)
     found, of_all = (

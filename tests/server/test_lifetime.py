@@ -46,6 +46,7 @@ def process(folder: Path, *options: str) -> Iterator[tuple["subprocess.Popen[str
             child.kill()
 
 
+@pytest.mark.slow
 def test_a_signal_ends_admission_and_what_runs_is_finished(trained_folder: Path, tmp_path: Path) -> None:
     """The server has a chat template that is not the model's own, whose special tokens it may write."""
     template = tmp_path / "template"

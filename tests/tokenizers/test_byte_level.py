@@ -34,6 +34,7 @@ def test_gguf_vocabulary_gives_the_ids_of_tokenizer_json(tokenizer, pipeline, te
     assert from_gguf.encode(text) == tokenizer.encode(text) == pipeline.encode(text).ids
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=60, deadline=None)
 @given(texts.words)
 def test_any_text_comes_back_from_its_ids(tokenizer, text):

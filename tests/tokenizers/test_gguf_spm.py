@@ -232,6 +232,7 @@ def test_a_damaged_vocabulary_is_refused_by_name(llama, change, message):
     assert len(str(error.value)) < 400
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=120, deadline=None)
 @given(data=st.data())
 def test_a_vocabulary_changed_anywhere_is_read_or_refused(llama, data):

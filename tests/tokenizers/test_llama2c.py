@@ -186,6 +186,7 @@ def test_what_is_missing_is_named(tmp_path):
         load_tokenizer(open_beside(tmp_path, 400))
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=100, deadline=None)
 @given(data=st.data())
 def test_flipped_and_cut_vocabularies_are_read_or_refused(vocabulary, tmp_path_factory, data):

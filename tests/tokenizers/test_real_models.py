@@ -27,6 +27,7 @@ def read_sample() -> str:
     return shared_data("text/wikitext2_valid.txt").read_text(encoding="utf-8")[:20_000]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relative", FOLDERS)
 def test_folder_ids_and_text_are_those_of_transformers(relative):
     folder = shared_data(relative)
@@ -39,6 +40,7 @@ def test_folder_ids_and_text_are_those_of_transformers(relative):
             assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip), text
 
 
+@pytest.mark.slow
 def test_default_model_has_the_same_ids_from_its_gguf_vocabulary():
     folder = shared_data("models/smollm2-135m-instruct")
     ours = load_tokenizer(open_folder(folder))
@@ -110,6 +112,7 @@ def mistral(tmp_path_factory):
     return pairs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("legacy", [False, True])
 def test_sentencepiece_ids_and_text_are_those_of_llama_tokenizer(mistral, legacy):
     ours, theirs = mistral[legacy]

@@ -109,6 +109,7 @@ def test_added_tokens_and_the_map_of_special_tokens_are_read(folder):
     assert tokenizer.vocab_size == size + 2
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 @pytest.mark.parametrize("config", [{"model_max_length": 1024}, {"add_bos_token": True}])
 def test_the_vocabulary_of_gpt2_is_read_as_transformers_reads_it(tmp_path, config):

@@ -19,8 +19,9 @@ from jaxinfer.results import GenerationStats
 from jaxinfer.sampling.params import SamplingParams
 
 BASELINE = "autoregressive"
-# Runs that compiled are not counted, nor those beside which a thread did: the next run may use what that made.
-_MOST_WARMUPS = 5
+# Runs that compiled are not counted, nor those beside which a thread did: the next run may use what that made. In a run
+# a thread makes a program or a few, of the dozen that an engine's windows may need.
+_MOST_WARMUPS = 20
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,7 @@ def test_blocks_are_undone_before_the_values_are(reopen, models, name, kind, dty
         np.testing.assert_array_equal(found.astype(np.float32), values.astype(dtype).astype(np.float32), err_msg=key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "part", "hf_name", "shape"),
     [
@@ -295,6 +296,7 @@ STRANGE = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2", "gemma3", "phi2-fused", "phi3-longrope", "gpt2"])
 @examples(15, 40)
 def test_strange_values_of_any_key_are_read_or_refused_in_one_line(tmp_path, models, name, max_examples):

@@ -155,6 +155,7 @@ def test_a_missing_pip_is_one_line_with_the_mend(tmp_path, monkeypatch):
         wheel.download_wheel("toy==1", tmp_path)
 
 
+@pytest.mark.slow
 def test_pip_takes_a_wheel_or_its_complaint_becomes_one_line(tmp_path):
     source, folder = tmp_path / "source", tmp_path / "folder"
     source.mkdir()

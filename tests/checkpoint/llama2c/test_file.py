@@ -76,6 +76,7 @@ def test_a_text_ends_where_run_c_ends_it(tmp_path):
     assert set(lm.eos_token_ids) == {1, 2}
 
 
+@pytest.mark.slow
 def test_token_ids_work_without_a_tokenizer_and_text_names_the_missing_file(tmp_path):
     path = files.write_llama2c(tmp_path / "m.bin", 1, SIZES, files.hf_tensors(SIZES))
     lm = jaxinfer.load(path)

@@ -141,6 +141,7 @@ def read_all(folder: Path) -> dict[str, np.ndarray]:
     return {name: tensors.read(name, np.dtype(np.float32)) for name in tensors.shapes()}
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=60, deadline=None)
 @given(data=st.data())
 def test_damage_to_any_file_is_refused_or_harmless(converted, tmp_path_factory, source, data):

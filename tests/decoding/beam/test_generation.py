@@ -80,6 +80,7 @@ def test_the_strategy_may_say_how_many_results_it_gives(lm, best):
     assert (stats[0].drafted, stats[0].accepted_by_depth) == (0, ())
 
 
+@pytest.mark.slow
 def test_a_batch_holds_a_search_at_the_least(lm, best):
     """All results of a prompt come from one search, and all batches run the same programs."""
     compiled_before = lm.programs.compilations

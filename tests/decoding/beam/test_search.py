@@ -40,7 +40,7 @@ ENDS: Mapping[str, tuple[int, ...]] = {"mha": (24, 46), "mistral-window": (46, 1
 SEARCHES = [
     ("mha", 3, FEW_RULES),
     pytest.param("mha", 3, list(product(PENALTIES, EARLY)), marks=pytest.mark.slow),
-    pytest.param("mistral-window", 4, FEW_RULES, marks=pytest.mark.slow),
+    pytest.param("mistral-window", 4, FEW_RULES, marks=pytest.mark.exhaustive),
 ]
 
 

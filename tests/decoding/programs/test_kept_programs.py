@@ -108,6 +108,7 @@ def test_source_that_lowers_to_the_same_program_needs_no_compiler(
         assert model.programs.kept.notes == ["not read: compiled under other conditions (source files)"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text", "older"])
 def test_damaged_programs_are_compiled_anew(said: tuple[Path, Path, Any], damage: str) -> None:
     _, kept, _ = said

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxinfer.cache.layouts import PagedLayout
 from jaxinfer.decoding.live_programs import Bound, LivePrograms
 from jaxinfer.decoding.programs import Programs
 from jaxinfer.models.decoder import Decoder
@@ -68,16 +69,19 @@ def test_one_program_at_a_time_is_prepared_in_the_background(programs):
     wait_for(ask_until_ready)
 
 
-def test_what_was_begun_in_the_background_can_be_waited_for(programs):
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_what_was_begun_in_the_background_can_be_waited_for(programs, is_beside):
+    """Also what was begun for the pages of the same model."""
+    own = programs.beside(PagedLayout()) if is_beside else programs
     assert programs.settle() == 0
 
     def slow(_, numbers):
         time.sleep(0.2)
         return 3 * numbers
 
-    programs.prepare_soon("slow", slow, (), *DESCRIBED)
+    own.prepare_soon("slow", slow, (), *DESCRIBED)
     assert programs.settle() == 1
-    assert programs.is_ready("slow", *DESCRIBED)
+    assert own.is_ready("slow", *DESCRIBED)
 
 
 def test_what_cannot_be_compiled_is_tried_once_and_raises_where_it_runs(programs):

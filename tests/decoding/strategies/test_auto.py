@@ -54,6 +54,7 @@ def test_texts_of_a_batch_are_those_of_plain_decoding_and_of_more_prompts_than_i
     assert nodes[0] == 8
 
 
+@pytest.mark.slow
 def test_what_steps_cost_is_known_from_the_last_process(lm, trained_folder, nodes):
     strategy, kept = lm.resolve("auto"), lm.programs.kept.folder.path
     plain = lm.generate(PROMPTS[0], max_new_tokens=60, sampling=SAMPLING)[0]

@@ -75,6 +75,7 @@ def random_heads(conditioned: bool, share: bool, with_ids: bool, width: int = 48
     return {"heads": tuple(heads), **ids}
 
 
+@pytest.mark.slow
 def test_texts_of_this_file_are_screened(lm, requests, oracle):
     assert [len(row.tokens) for row in oracle] == list(LIMITS)
     assert min(least_margin(lm, *one) for one in zip(requests, [row.tokens for row in oracle])) > LEAST_MARGIN

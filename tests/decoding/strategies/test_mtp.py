@@ -128,7 +128,9 @@ def split_experts(tensors: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-@pytest.fixture(scope="module", params=["mimo", "glm", pytest.param("deepseek", marks=pytest.mark.exhaustive)])
+@pytest.fixture(
+    scope="module", params=["mimo", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("glm", "deepseek"))]
+)
 def published(request, tmp_path_factory):
     reference = Reference(request.param)
     return reference, reference.write(tmp_path_factory.mktemp(request.param))

@@ -61,11 +61,13 @@ def check_same(lm, requests, oracle, strategy):
     return rows
 
 
+@pytest.mark.slow
 def test_texts_of_this_file_are_screened(lm, requests, oracle):
     assert [len(row.tokens) for row in oracle] == list(LIMITS)
     assert min(least_margin(lm, *one) for one in zip(requests, [row.tokens for row in oracle])) > LEAST_MARGIN
 
 
+@pytest.mark.slow
 def test_streams_that_predict_well_are_taken_as_their_definition_has_it(lm, requests, oracle, fitted):
     """Step by step against NumPy: the streams of the right token, in the right layers, at the right depth."""
     rows = check_same(lm, requests, oracle, Streams(params=fitted, num_layers=1, paths=TREE))
@@ -184,6 +186,7 @@ def test_a_mistake_is_named_in_one_line(lm, folder, name):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_streams_that_do_not_fit_are_refused(lm, tiny_llama_folder, folder):
     other = jaxinfer.load(tiny_llama_folder())
     with pytest.raises(InvalidCheckpoint, match="trained on a model of 48 hidden channels, but this one has 32"):

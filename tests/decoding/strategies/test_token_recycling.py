@@ -101,6 +101,7 @@ def test_every_node_is_an_answer_after_the_tokens_that_lead_to_it(paths):
     ]
 
 
+@pytest.mark.slow
 def test_a_prompts_tokens_are_known_from_the_start():
     """The last of them is the newest; before the text's beginning nothing is."""
     text = [7, 8, 9, 7, 8]
@@ -120,6 +121,7 @@ def test_a_prompts_tokens_are_known_from_the_start():
     assert proposal.tree.valid_BM[1].sum() == 1
 
 
+@pytest.mark.slow
 def test_a_step_leaves_an_entry_for_each_valid_node_over_the_oldest():
     strategy = replace(TokenRecycling(), growth=Growth(3, 2))
     rng = np.random.default_rng(4)

@@ -64,6 +64,7 @@ def test_guesses_that_are_no_numbers_leave_the_root():
     assert np.asarray(scores_BM > -jnp.inf).sum(axis=1).tolist() == [1] * len(tokens_BM)
 
 
+@pytest.mark.slow
 def test_equally_likely_nodes_never_lose_their_parents():
     """Certain steps give a child the score of its parent, and impossible ones give minus infinity to both."""
     layout, tokens_BM, _ = drafted(seed=3)

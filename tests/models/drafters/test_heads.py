@@ -85,6 +85,7 @@ OUTPUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_the_models_rows_rank_some_tokens_as_the_model_does(name):
     config = replace(TINY_LLAMA, **OUTPUTS[name])

@@ -38,6 +38,7 @@ WIDE = ("layerskip",)
 OTHER_RUNS = {
     "draft_model+prompt_lookup": pytest.mark.exhaustive,
     "medusa": pytest.mark.slow,
+    "jacobi": pytest.mark.slow,
     "streams": pytest.mark.exhaustive,
 }
 
@@ -80,11 +81,12 @@ def test_all_tokens_are_those_of_one_device(single, strategy, mesh, model):
     check(single, strategy, Split(mesh, model, 5 if "pipeline" in mesh else None))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("mesh", "microbatches"),
     [
-        pytest.param("pipeline=2", 2, marks=pytest.mark.slow),
-        *(pytest.param(mesh, None, marks=pytest.mark.exhaustive) for mesh in ("data=2,tensor=4", "sequence=2")),
+        ("pipeline=2", 2),
+        *((mesh, None) for mesh in ("data=2,tensor=4", "sequence=2")),
     ],
 )
 def test_beam_search_keeps_the_texts_of_one_device(single, mesh, microbatches):

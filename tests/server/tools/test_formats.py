@@ -36,6 +36,7 @@ def walk(found: Automaton, seed: int) -> str:
     return text.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ALL)
 def test_a_grammars_texts_are_calls_that_follow_their_schemas(form: str) -> None:
     style = BY_NAME[form]

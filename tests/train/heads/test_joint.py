@@ -231,6 +231,7 @@ def test_the_exported_model_is_the_one_that_was_trained(trained_folder, texts, t
         base.resolve(strategy)
 
 
+@pytest.mark.slow
 def test_mistakes_end_in_one_line(trained_folder, texts, tiny_llama_folder, tmp_path, capsys):
     same = ("--data", texts, "--out", tmp_path / "run", "--model", trained_folder)
     heads = {"blocks": ({"kernel": np.zeros((48, 48), np.float32), "bias": np.zeros(48, np.float32)},)}

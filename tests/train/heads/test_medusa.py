@@ -144,6 +144,7 @@ def on_few_bits(tiny_llama_folder, answers, tmp_path_factory):
     return out, [jaxinfer.load(folder, weights=weights) for weights in (None, "nf4:group=32")]
 
 
+@pytest.mark.slow
 def test_heads_are_trained_on_a_base_in_few_bits(on_few_bits):
     """They are for the weights before they were rounded and for those after."""
     out, (plain, rounded) = on_few_bits
@@ -228,6 +229,7 @@ def test_a_dry_run_says_what_a_run_takes_and_makes_nothing(trained_folder, answe
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_mistakes_end_in_one_line(trained_folder, answers, run, tiny_llama_folder, tmp_path, capsys):
     other = tiny_llama_folder()
     same = ("--model", trained_folder, "--data", answers)

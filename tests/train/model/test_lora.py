@@ -66,6 +66,7 @@ def test_every_linear_layer_of_every_block_has_an_adapter(model):
     assert len(jax.tree.leaves(lora)) == 2 * len(kernels)
 
 
+@pytest.mark.slow
 def test_tokens_before_the_first_adapted_one_keep_every_bit():
     backend = choose_backend("float32", "cpu")
     linear = Linear(5, (None, None), backend)

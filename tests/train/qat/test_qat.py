@@ -55,6 +55,7 @@ def test_rounding_in_a_forward_pass_is_that_of_few_bits_and_gradients_pass_it(fo
     np.testing.assert_array_equal(gradient, factors)
 
 
+@pytest.mark.slow
 def test_what_is_written_is_nearer_to_the_teacher_than_what_is_rounded(folder, run):
     """And holds the codes that the last evaluation computed with."""
     lines = [line["evaluation"] for line in read_metrics(run / "metrics.jsonl") if "evaluation" in line]

@@ -38,6 +38,7 @@ def drawn_head(width: int):
     return {**head, "out": {"kernel": jax.random.normal(jax.random.key(1), (1, 5)), "bias": jnp.full(1, 0.25)}}
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_squared_error_of_the_network_as_it_is_written_down():
     rng, head = np.random.default_rng(0), drawn_head(8)
     hidden_PD, scores_P = rng.standard_normal((6, 8)).astype(np.float32), rng.standard_normal(6).astype(np.float32)
