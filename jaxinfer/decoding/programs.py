@@ -226,10 +226,14 @@ class Programs:
 
     def prepare_soon(self, name: Any, function: Callable[..., Any], donated: tuple[int, ...], *arguments: Any) -> None:
         """Do as `prepare` does in another thread; nothing while that thread is at work, so ask again when needed."""
-        is_at_work = self._preparing is not None and not self._preparing.done()
-        if not is_at_work and _key(name, arguments) not in self._failed:
+        if not self.is_preparing and _key(name, arguments) not in self._failed:
             with suppress(RuntimeError):  # the interpreter is about to exit
                 self._preparing = _background().submit(self._try_to_prepare, name, function, donated, *arguments)
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether the thread of `prepare_soon` is at work."""
+        return self._preparing is not None and not self._preparing.done()
 
     def settle(self) -> int:
         """Wait for what `prepare_soon` has begun, in `all_sets`; return how many programs these have made so far."""

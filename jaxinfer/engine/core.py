@@ -26,7 +26,8 @@ from jaxinfer.results import StreamPiece
 class _Started:
     """A window that has started: its report, on the device, and when it started, in seconds.
 
-    Its steps verify ``nodes`` nodes. ``waited`` says whether it waited for a program.
+    Its steps verify ``nodes`` nodes. ``waited`` says whether it waited for a program, or shared the cores with what
+    makes one.
     """
 
     window: Window
@@ -242,7 +243,8 @@ class EngineCore:
         slots = [sequence.slot for sequence in sequences if sequence.slot is not None]
         began, made = self._clock(), self._device.compile_seconds
         report = self._device.start(slots, [self._pages_of(each) for each in sequences], window.steps, nodes)
-        return _Started(window, nodes, report, began, self._device.compile_seconds != made)
+        waited = self._device.compile_seconds != made or self._device.is_preparing
+        return _Started(window, nodes, report, began, waited)
 
     def _pages_of(self, sequence: EngineSequence) -> Any:
         """Return a running sequence's pages as the device takes them."""
@@ -272,9 +274,9 @@ class EngineCore:
         if pace is not None and steps:
             for index, sequence in enumerate(sequences if nodes > 1 else ()):
                 pace.gained(sequence, nodes, int(report.counts_B[index]), int(report.steps_B[index]))
-            # Waiting for a program says nothing about it.
-            if not started.waited:
-                pace.ran(sequences, nodes, steps, seconds)
+            # Waiting for a program says nothing about it, nor do the cores that the making of one leaves.
+            is_telling = not (started.waited or self._device.is_preparing)
+            pace.ran(sequences, nodes, steps, seconds if is_telling else None)
         self.counters.steps += steps
         self.counters.row_steps += int(report.steps_B[: len(sequences)].sum())
         self._take(sequences, report)

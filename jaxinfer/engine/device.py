@@ -184,6 +184,11 @@ class Device:
         return self._programs.compile_seconds
 
     @property
+    def is_preparing(self) -> bool:
+        """Whether a program is being compiled in the background, which takes cores from what runs."""
+        return self._programs.is_preparing
+
+    @property
     def compilations(self) -> int:
         """How many programs were compiled."""
         return self._programs.compilations

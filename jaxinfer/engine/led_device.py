@@ -83,6 +83,11 @@ class LedDevice:
         return self._device.compile_seconds
 
     @property
+    def is_preparing(self) -> bool:
+        """See `Device.is_preparing`."""
+        return self._device.is_preparing
+
+    @property
     def compilations(self) -> int:
         """How many programs were compiled here."""
         return self._device.compilations

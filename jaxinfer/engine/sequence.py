@@ -23,9 +23,9 @@ class EngineSequence:
     ``computed`` tokens are in the cache, on ``pages``, of which the first may be others' too. ``salt`` names what the
     pages depend on besides tokens. ``slot`` is its row on the device. ``context_length`` is the length of text that its
     rotary positions are for. ``saved`` is what the host keeps of a sequence that had to make room. One that ``drafts``
-    may be decoded with the engine's strategy; its drafter ``rests`` after windows without, and its ``gain`` is how many
-    drafted tokens a step gave it of late, where 1 is usual. It waits for its ``leader``, which has the same prompt, to
-    have computed it. ``fork`` names a page whose beginning serves and the own page to copy it to. ``origin`` is what
+    may be decoded with the engine's strategy; its drafter ``rests`` after windows without, and its ``gain`` is how
+    likely drafts were right for it of late, where 1 is usual. It waits for its ``leader``, which has the same prompt,
+    to have computed it. ``fork`` names a page whose beginning serves and the own page to copy it to. ``origin`` is what
     the scheduler need not know: the request that it belongs to.
     """
 

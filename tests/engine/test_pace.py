@@ -77,6 +77,32 @@ def test_what_few_nodes_give_tells_what_many_would():
     assert pace.nodes([bad, bad]) == 1
 
 
+def test_a_text_that_takes_nearly_all_of_few_nodes_gets_many():
+    """Of four nodes it takes 3.25 tokens, so of eight more than twice what is usual for these; and five in truth."""
+    pace = Pace(THREE)
+    simulate(1, lambda index: {4: 1.75, 8: 2.0}, {4: 1.2, 8: 1.5}, 40, pace)
+    assert pace.nodes(sequences(1)) == 4
+    _, _, chosen = simulate(1, lambda index: {4: 3.25, 8: 5.0}, {4: 1.2, 8: 1.5}, 20, pace)
+    assert chosen[-12:] == [8] * 12
+
+
+def test_costs_of_a_busy_time_are_soon_corrected():
+    """An earlier process shared the machine while it measured eight nodes, which are the best."""
+    pace = Pace(THREE)
+    assert pace.begin_with({"0": {"1": 1.0, "4": 1.1, "8": 3.0}})
+    _, _, chosen = simulate(1, lambda index: {4: 2.0, 8: 2.8}, {4: 1.1, 8: 1.2}, 40, pace)
+    assert chosen[:4] == [4] * 4
+    assert chosen[16:].count(8) >= 22
+
+
+def test_a_window_that_tells_nothing_is_no_cost():
+    pace, now = Pace(TWO), sequences(1)
+    simulate(1, lambda index: {8: 2.0}, {8: 1.5}, 6, pace)
+    known = pace.costs()
+    pace.ran(now, 8, 8, None)
+    assert pace.costs() == known
+
+
 def test_what_is_not_ready_waits():
     pace, now = Pace(THREE), sequences(1)
     assert pace.nodes(now, [8]) == 8

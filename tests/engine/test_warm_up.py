@@ -5,6 +5,7 @@ import time
 import pytest
 
 import jaxinfer
+from jaxinfer.decoding.programs import Programs
 from jaxinfer.errors import EngineClosed
 
 PROMPTS = ["The old", "A small otter", "One grey", "The quick"]
@@ -46,3 +47,20 @@ def test_larger_programs_run_until_those_that_fit_are_there(trained_folder):
         while not sizes or (sizes[-1] != 1 and time.monotonic() < deadline):
             assert engine.submit("The old", max_new_tokens=30).result(60.0).tokens == expected.tokens
         assert (sizes[0], sizes[-1]) == (4, 1)
+
+
+def test_what_steps_cost_beside_a_compiler_is_not_noted(trained_folder, monkeypatch):
+    """A program that is compiled in the background takes half of two cores from the steps that run meanwhile."""
+    lm = jaxinfer.load(trained_folder, max_len=64)
+
+    def costs() -> dict:
+        lm.generate("The old", max_new_tokens=30, strategy="auto")
+        pace = lm._kept_pages._core._pace
+        return pace.costs().get("0", {})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Programs, "is_preparing", property(lambda self: True))
+        assert costs() == {}
+    deadline = time.monotonic() + 60.0
+    while costs() == {}:
+        assert time.monotonic() < deadline

@@ -52,8 +52,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "costs that are known are tried again",
         _PACE,
-        "_Seen(each, dict.fromkeys(each, _TRIALS))",
-        "_Seen(each)",
+        "_Seen(each, dict.fromkeys(each, _TRIALS), kept=set(each))",
+        "_Seen(each, kept=set(each))",
         _KNOWN,
     ),
     Fault(

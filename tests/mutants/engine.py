@@ -118,8 +118,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "drafting that lost is never tried again",
         _PACE,
-        "(seen.rest if is_next_best else _LONGEST_WITHOUT)",
-        "_LONGEST_WITHOUT * 9",
+        "else seen.rest if is_next_best else _LONGEST_WITHOUT",
+        "else _LONGEST_WITHOUT * 9",
         f"{_PACES}::test_drafting_begins_again_when_the_text_changes",
     ),
     Fault(
@@ -128,6 +128,27 @@ FAULTS: tuple[Fault, ...] = (
         "sequence.gain = _moved(sequence.gain, factor, steps, _NEWEST_GAIN)",
         "pass",
         f"{_PACES}::test_what_few_nodes_give_tells_what_many_would",
+    ),
+    Fault(
+        "what many nodes give is thought of as no more than what few do",
+        _PACE,
+        "for depth in range(nodes))",
+        "for depth in range(min(nodes, 4)))",
+        f"{_PACES}::test_a_text_that_takes_nearly_all_of_few_nodes_gets_many",
+    ),
+    Fault(
+        "what an earlier process has measured is believed for long",
+        _PACE,
+        "longest = _LONGEST_UNSEEN if width in seen.kept else ",
+        "longest = ",
+        f"{_PACES}::test_costs_of_a_busy_time_are_soon_corrected",
+    ),
+    Fault(
+        "steps beside which a program is compiled count in what steps cost",
+        "jaxinfer/engine/core.py",
+        "is_telling = not (started.waited or self._device.is_preparing)",
+        "is_telling = not started.waited",
+        "tests/engine/test_warm_up.py::test_what_steps_cost_beside_a_compiler_is_not_noted",
     ),
     Fault(
         "a sum with fewer nodes has as many",

@@ -72,7 +72,7 @@ def test_what_steps_cost_is_known_from_the_last_process(lm, trained_folder, node
     again = jaxinfer.load(trained_folder, max_len=200, kept=kept.parent)
     found = again._kept_pages.kept_pace.of(again.resolve("auto"), widths).costs()
     assert set(found["0"]) == {"1", "4", "8"}
-    # What is known is not tried: drafts that were seen to be dear are left out from the start.
+    # What is known is hardly tried: drafts that were seen to be dear are left out at first, and then tried once.
     dear = {power: {"1": 1e-9, "4": 1.0, "8": 1.0} for power in costs}
     file.write_text(json.dumps(dear))
     del nodes[:]
@@ -82,7 +82,7 @@ def test_what_steps_cost_is_known_from_the_last_process(lm, trained_folder, node
     # The start-up table counts the engine's programs, of which there are no others here.
     (line,) = (line for line in start_lines(again, 0.0, 0.0, None) if line.startswith("programs"))
     assert " 0 read, 0 compiled" not in line
-    assert nodes.count(1) >= len(nodes) - 1
+    assert nodes.count(1) >= len(nodes) - 2
     file.write_text("{")
     again = jaxinfer.load(trained_folder, max_len=200, kept=kept.parent)
     assert again._kept_pages.kept_pace.of(again.resolve("auto"), widths).costs() == {}
