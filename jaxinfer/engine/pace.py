@@ -47,9 +47,8 @@ class Pace:
     """Chooses among ``widths``, numbers of nodes that ascend from 1, for sequences that may draft.
 
     Costs are by powers of two of rows, as programs are. What steps gain is held as the chance that the next draft is
-    right, as if nodes were a chain: that is what few nodes and many have in common. Of 13 texts the chance that steps
-    of 4 nodes show foretells the tokens of steps of 8 within an eighth, also where nearly all drafts are taken. That of
-    a sequence is a factor of what is usual for so many nodes.
+    right, as if nodes were a chain: that is what few nodes and many have in common, also where nearly all drafts are
+    taken. A sequence's chance is a factor of what is usual for so many nodes.
     """
 
     def __init__(self, widths: Sequence[int]) -> None:
@@ -148,7 +147,7 @@ def _is_cost(seconds: float) -> bool:
 
 def _tokens(chance: float, nodes: int) -> float:
     """Return how many tokens a chain of so many nodes gives, if each draft after a right one has this chance."""
-    return sum(min(chance, 1.0) ** depth for depth in range(nodes))
+    return (1 - chance**nodes) / (1 - chance) if chance < 1 else float(nodes)
 
 
 def _chance(tokens: float, nodes: int) -> float:

@@ -132,8 +132,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "what many nodes give is thought of as no more than what few do",
         _PACE,
-        "for depth in range(nodes))",
-        "for depth in range(min(nodes, 4)))",
+        "1 - chance**nodes",
+        "1 - chance ** min(nodes, 4)",
         f"{_PACES}::test_a_text_that_takes_nearly_all_of_few_nodes_gets_many",
     ),
     Fault(
