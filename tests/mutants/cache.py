@@ -28,7 +28,7 @@ FAULTS: tuple[Fault, ...] = (
         _FEATURES,
         "by_layer[self.layers.index(layer)]",
         "by_layer[layers.index(layer)]",
-        f"{_OF_TEXTS}[chain-dense]",
+        f"{_OF_TEXTS}[sum-dense]",
     ),
     Fault(
         "features on pages stand one slot on",

@@ -129,7 +129,12 @@ def split_experts(tensors: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(
-    scope="module", params=["mimo", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("glm", "deepseek"))]
+    scope="module",
+    params=[
+        "mimo",
+        pytest.param("glm", marks=pytest.mark.slow),
+        pytest.param("deepseek", marks=pytest.mark.exhaustive),
+    ],
 )
 def published(request, tmp_path_factory):
     reference = Reference(request.param)
