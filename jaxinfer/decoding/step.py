@@ -21,6 +21,7 @@ from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Bool, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.masks import causal_ancestors
+from jaxinfer.ops.once import one_of
 from jaxinfer.ops.ring_attention import goes_around, in_text_order, ring_order
 from jaxinfer.ops.rows import set_in_rows, take_rows
 from jaxinfer.sampling.draw import draw, drawing_distribution, log_probabilities
@@ -189,22 +190,28 @@ def _forward(
     if not strategy.may_draft_nothing or backend.platform != "cpu" or backend.fixed_rows > 1 or num_nodes == 1:
         return strategy.forward(model, drafter_params, state, proposal, nodes)
 
-    def run_tree() -> Verified:
-        return strategy.forward(model, drafter_params, state, proposal, nodes)
+    def run(cache: Any, proposal: Proposal, nodes: Nodes) -> tuple[Any, Verified]:
+        written = state._replace(cache=cache)
+        verified = strategy.forward(model, drafter_params, written, proposal, nodes)
+        return verified.cache, verified._replace(cache=None, passes=jnp.asarray(verified.passes, jnp.float32))
 
-    def run_roots() -> Verified:
+    def run_tree(cache: Any) -> tuple[Any, Verified]:
+        return run(cache, proposal, nodes)
+
+    def run_roots(cache: Any) -> tuple[Any, Verified]:
         roots = DraftTree(*(field[:, :1] for field in tree))
         alone = Nodes(nodes.start_B, nodes.ancestors_BMM[:, :1, :1], nodes.positions_BM[:, :1])
-        verified = strategy.forward(model, drafter_params, state, proposal._replace(tree=roots), alone)
+        cache, verified = run(cache, proposal._replace(tree=roots), alone)
         # No other node of a row that runs is valid: what stands there is never looked at.
         answers = (verified.logits_BMV, verified.hidden_BMD, verified.aux)
         logits_BMV, hidden_BMD, aux = jax.tree.map(
             lambda root: jnp.broadcast_to(root, (root.shape[0], num_nodes, *root.shape[2:])), answers
         )
-        return verified._replace(logits_BMV=logits_BMV, hidden_BMD=hidden_BMD, aux=aux)
+        return cache, verified._replace(logits_BMV=logits_BMV, hidden_BMD=hidden_BMD, aux=aux)
 
     has_draft = (tree.valid_BM[:, 1:] & ~state.finished_B[:, None]).any()
-    return jax.lax.cond(has_draft, run_tree, run_roots)
+    cache, verified = one_of(has_draft, run_tree, run_roots, state.cache)
+    return verified._replace(cache=cache)
 
 
 def accept(

@@ -18,7 +18,7 @@ from jaxinfer.cache.paged import PagedCache, Pool
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.step import decode_step, draw_first
 from jaxinfer.decoding.strategy import Prefilled, Strategy
-from jaxinfer.engine.row_axes import put_batch, take_batch
+from jaxinfer.engine.row_axes import num_rows, put_batch, take_batch
 from jaxinfer.engine.undrafted import Undrafted
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder, cache_window
@@ -162,7 +162,14 @@ def run_window(
     """
     remembers = "hidden_BD" if isinstance(strategy, Undrafted) else "memory"
     used, their_axes = (getattr(tree, remembers) for tree in (rows, axes))
-    state, memory = take_batch((rows.state, used), (axes.state, their_axes), slots_B)
+    # A window of all rows takes them in their own order: a drafter's memory may be far larger than what a step reads.
+    takes_all = len(slots_B) == num_rows(rows.state, axes.state)
+    if takes_all:
+        state, memory = rows.state, used
+        place_B = jnp.argsort(slots_B)
+        table_BX, runs_B = table_BX[place_B], runs_B[place_B]
+    else:
+        state, memory = take_batch((rows.state, used), (axes.state, their_axes), slots_B)
     ended_B = state.finished_B
     state = state._replace(finished_B=ended_B | ~runs_B)
     state, table_BX = on_own_devices((state, table_BX), decoder.backend)
@@ -183,7 +190,11 @@ def run_window(
     # The others run in windows of their own.
     after_B = jnp.where(runs_B, after.finished_B, ended_B)
     kept = after._replace(cache=NO_CACHE, finished_B=after_B), memory
-    new_state, used = put_batch((rows.state, used), kept, (axes.state, their_axes), slots_B)
+    if takes_all:
+        report = jax.tree.map(lambda leaf: leaf[slots_B] if leaf.ndim else leaf, report)
+    else:
+        kept = put_batch((rows.state, used), kept, (axes.state, their_axes), slots_B)
+    new_state, used = kept
     return pools_of(after.cache), rows._replace(state=new_state, **{remembers: used}), report
 
 

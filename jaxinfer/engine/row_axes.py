@@ -44,3 +44,9 @@ def put_batch(tree: Any, part: Any, axes: Any, rows_B: Int[Array, " B"]) -> Any:
         return leaf.at[(slice(None),) * axis + (rows_B,)].set(rows.astype(leaf.dtype), unique_indices=True)
 
     return jax.tree.map(put, tree, part, axes)
+
+
+def num_rows(tree: Any, axes: Any) -> int:
+    """Return how many rows a tree has."""
+    leaves = zip(jax.tree.leaves(tree), jax.tree.leaves(axes), strict=True)
+    return next(leaf.shape[axis] for leaf, axis in leaves if axis != SHARED)

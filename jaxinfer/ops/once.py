@@ -1,5 +1,6 @@
 """Keeps the compiler from computing or copying again what is there already."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,3 +32,22 @@ def apart_from_product(flat: Float[Array, "B T F"], head_dim: int, backend: Back
     """
     is_copied = backend.platform == "tpu" and head_dim % _LANES
     return jax.lax.optimization_barrier(flat) if is_copied else flat
+
+
+def one_of(
+    condition: Any, then: Callable[[Any], tuple[Any, Any]], otherwise: Callable[[Any], tuple[Any, Any]], held: Any
+) -> tuple[Any, Any]:
+    """Return ``then(held)`` where the condition is true, else ``otherwise(held)``: new ``held``, and results.
+
+    Both return arrays of one shape. ``held`` is written in place: these are two loops of at most one iteration, since
+    XLA's CPU backend copies what a branch of a condition writes to, twice, however large it is.
+    """
+    results = jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), jax.eval_shape(otherwise, held)[1])
+    for is_chosen, branch in ((condition, then), (jnp.logical_not(condition), otherwise)):
+
+        def iteration(carried: tuple[Any, Any, Any], branch: Any = branch) -> tuple[Any, Any, Any]:
+            _, held, _ = carried
+            return jnp.zeros((), bool), *branch(held)
+
+        _, held, results = jax.lax.while_loop(lambda carried: carried[0], iteration, (is_chosen, held, results))
+    return held, results

@@ -126,4 +126,32 @@ FAULTS: tuple[Fault, ...] = (
         "depth_BTA >= oldest(window, position_BT)[..., None] - 1",
         "tests/ops/test_attention.py::test_the_last_tokens_of_a_tree_see_what_they_see_in_a_pass_over_all_of_it[2]",
     ),
+    Fault(
+        "a branch of a condition writes to a copy of the cache",
+        "jaxinfer/decoding/step.py",
+        "one_of(has_draft, run_tree, run_roots, state.cache)",
+        "jax.lax.cond(has_draft, run_tree, run_roots, state.cache)",
+        "tests/decoding/programs/test_in_place.py::test_a_step_writes_to_the_cache_in_place",
+    ),
+    Fault(
+        "a window of all rows takes a copy of the drafter's memory",
+        "jaxinfer/engine/programs.py",
+        "takes_all = len(slots_B) == num_rows(rows.state, axes.state)",
+        "takes_all = False",
+        "tests/decoding/programs/test_in_place.py::test_a_window_of_all_rows_copies_neither_pages_nor_memory",
+    ),
+    Fault(
+        "a window of all rows reports in the order of the rows",
+        "jaxinfer/engine/programs.py",
+        "lambda leaf: leaf[slots_B] if leaf.ndim else leaf",
+        "lambda leaf: leaf",
+        "tests/engine/test_law.py::test_load_changes_no_bit",
+    ),
+    Fault(
+        "a window of all rows reads pages in the order of its requests",
+        "jaxinfer/engine/programs.py",
+        "table_BX, runs_B = table_BX[place_B], runs_B[place_B]",
+        "runs_B = runs_B[place_B]",
+        "tests/engine/test_law.py::test_load_changes_no_bit",
+    ),
 )

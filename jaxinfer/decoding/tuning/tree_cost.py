@@ -63,7 +63,7 @@ def _verify(model: Model, cache: Any, tokens_BM: Int[Array, "B M"]) -> tuple[Any
     positions_BM = start_B[:, None] + jnp.arange(count, dtype=jnp.int32)
     placements = cache.place(start_B, causal_ancestors(count)[None])
     hidden_BMD, cache = model.forward(tokens_BM, positions_BM, cache, placements, start_B)
-    path_BM = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32), (num_rows, count))
-    return cache.keep(start_B, path_BM, jnp.ones_like(start_B)), best_token(
-        model.logits(hidden_BMD), model.decoder.backend
-    )
+    draws_BM = best_token(model.logits(hidden_BMD), model.decoder.backend)
+    # As in a step, the path follows from the draws: else it could be kept before all is read, in a copy of the cache.
+    path_BM = jnp.minimum(draws_BM, jnp.arange(count, dtype=jnp.int32))
+    return cache.keep(start_B, path_BM, jnp.ones_like(start_B)), draws_BM
