@@ -16,9 +16,9 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "what makes four bits unsigned is not taken off the sums of groups",
-        f"{_KERNELS}/tiles.py",
-        "{128 if form.bits == 8 else offset}",
-        "{128 if form.bits == 8 else 0}",
+        f"{_KERNELS}/grouped_tiles.py",
+        "128 if form.bits == 8 else form.offset or 0",
+        "128 if form.bits == 8 else 0",
         _ANY_SHAPE,
     ),
     Fault(
@@ -29,10 +29,24 @@ FAULTS: tuple[Fault, ...] = (
         _ANY_SHAPE,
     ),
     Fault(
-        "both groups of a vector have the scale of the first, where rows are bytes",
-        f"{_KERNELS}/tiles.py",
-        "i32 {lane // (LANES // 2)}",
-        "i32 {lane // LANES}",
+        "sixteen outputs have the scales of sixteen groups of the first",
+        f"{_KERNELS}/product_code.py",
+        '_call(code, "@turn", (lines, to), (padded,))',
+        '_call(code, "@prepare", (place, place, to), (some, groups, padded, ahead))',
+        _ANY_SHAPE,
+    ),
+    Fault(
+        "outputs that are less than sixteen read what lies behind them",
+        f"{_KERNELS}/product_code.py",
+        'select i1 {is_whole}, ptr {w}, ptr {copies}")',
+        'select i1 {is_whole}, ptr {w}, ptr {w}")',
+        f"{_ROWS}::test_nothing_beside_the_arrays_is_read",
+    ),
+    Fault(
+        "outputs that are less than sixteen are all written",
+        f"{_KERNELS}/grouped_tiles.py",
+        'mask = vectors.first(code, LANES, "%count")',
+        'mask = vectors.first(code, LANES, "16")',
         _ANY_SHAPE,
     ),
     Fault(
@@ -45,9 +59,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "the last half of a row of codes is read as a whole vector",
         f"{_KERNELS}/tiles.py",
-        "some = code.load(_HALF_BYTES if is_half else BYTES, place, 1)\n"
-        "            some = self._doubled(some) if is_half",
-        "some = code.load(BYTES, place, 1)\n            some = some if is_half",
+        'code.load(_HALF_BYTES if is_half else BYTES, code.at("i8", start, place), 1)\n        if is_half:',
+        'code.load(BYTES, code.at("i8", start, place), 1)\n        if False:',
         f"{_ROWS}::test_nothing_beside_the_arrays_is_read",
     ),
     Fault(

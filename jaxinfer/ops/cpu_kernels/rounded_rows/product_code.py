@@ -1,16 +1,22 @@
 """The assembly of products of rows in int8 with weights in few bits: tiles over all rows, and the foreign function."""
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.few_bits.tiles import GROUP_LANES, prepare_function
 from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
 from jaxinfer.ops.cpu_kernels.product_pieces import chosen_matrix, chosen_tile, each_tile, even_tiles
+from jaxinfer.ops.cpu_kernels.rounded_rows import grouped_tiles
 from jaxinfer.ops.cpu_kernels.rounded_rows.tiles import dot_declarations, rounded_tile, tile_name, widened
 from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, OUTPUTS, SIZES, Vectors
 from jaxinfer.ops.few_bits.formats import Format
 
 _PIECES_PER_THREAD = 4
-# The outputs of a block, whose codes stay in a cache for all tiles of rows and whose scales are written once.
+# The outputs of a block, whose codes stay in a cache for all tiles of rows.
 _BLOCK = 16
+# Rows of codes have whole numbers of so many bytes.
+_PIECE_BYTES = 16
 
 _SHARED = ("x", "sums", "row_scales", "rows", "pitch", "sum_pitch", "length", "groups", "span")
 _POINTERS, _INTEGERS = ("codes", "scales", "minima", "y"), ("outputs", "first_piece")
@@ -34,7 +40,8 @@ def rounded_module(vectors: Vectors, form: Format, count: int = 1, has_scales: b
         outputs = [y.shape(code, 2)[1] for y in results]
         all_outputs = code.total(outputs)
         wanted = code.arithmetic("mul", threads, _PIECES_PER_THREAD)
-        span = code.arithmetic("mul", code.ceiling(code.ceiling(all_outputs, wanted), OUTPUTS), OUTPUTS)
+        unit = OUTPUTS if form.group is None else grouped_tiles.OUTPUTS
+        span = code.arithmetic("mul", code.ceiling(code.ceiling(all_outputs, wanted), unit), unit)
         pieces = [code.ceiling(each, span) for each in outputs]
         pointers = {"x": x.numbers, "sums": sums.numbers, "row_scales": row_scales.numbers}
         groups, sum_pitch = (each.shape(code, 2)[1] for each in (matrices[1], sums))
@@ -49,13 +56,17 @@ def rounded_module(vectors: Vectors, form: Format, count: int = 1, has_scales: b
         weights = code.arithmetic("mul", all_outputs, length)
         return Plan(pointers, numbers, code.total(pieces), weights)
 
-    tiles = [
-        rounded_tile(wide, form, outputs, rows, has_scales)
-        for outputs in (OUTPUTS, 1)
-        for rows in range(1, wide.rows + 1)
-    ]
-    prepare = [] if form.group is None else [prepare_function(wide, form)]
-    functions = [dot_declarations(wide), *tiles, *prepare, _piece(wide, form, record, count)]
+    if form.group is None:
+        tiles = [
+            rounded_tile(wide, outputs, rows, has_scales)
+            for outputs in (OUTPUTS, 1)
+            for rows in range(1, wide.rows + 1)
+        ]
+    else:
+        every = range(1, grouped_tiles.rows_of_tiles(wide) + 1)
+        tiles = [grouped_tiles.grouped_tile(wide, form, rows) for rows in every]
+        tiles += [prepare_function(wide, form), grouped_tiles.turn_function(), grouped_tiles.declarations()]
+    functions = [dot_declarations(wide), *tiles, _piece(wide, form, record, count)]
     return make_module(wide, functions, record, (3 + parts * count, count), plan)
 
 
@@ -73,52 +84,105 @@ def _piece(vectors: Vectors, form: Format, record: Record, count: int) -> str:
     of_scales = code.arithmetic("mul", first, groups)
     scales, minima = (code.at(element, each, of_scales) for each in (scales, minima))
     y = code.at("float", y, first)
-    padded, memory = groups, ""
-    own_scales, own_minima = scales, minima
-    if form.group is not None:
-        padded = code.arithmetic("mul", code.ceiling(groups, GROUP_LANES), GROUP_LANES)
-        of_block = code.arithmetic("mul", padded, _BLOCK)
-        size = code.arithmetic("mul", of_block, 2 * SIZES["float"])
-        memory = own_scales = code.value(f"call ptr @malloc(i64 {size})")
-        own_minima = code.at("float", own_scales, of_block)
-    tiles = even_tiles(code, rows, vectors.rows)
-    with code.repeated("each_block", 0, here, _BLOCK) as block:
-        count_here = code.smaller(code.arithmetic("sub", here, block.index), _BLOCK)
-        block_w = code.at("i8", w, code.arithmetic("mul", block.index, row_bytes))
-        block_scales, block_minima = own_scales, own_minima
-        if form.group is None:
-            block_scales = code.at("float", scales, block.index)
-        else:
-            of_scales = code.arithmetic("mul", block.index, groups)
-            ahead = code.arithmetic("mul", groups, _BLOCK * SIZES[element])
-            both = ((scales, own_scales), (minima, own_minima))[: 1 + form.has_minima]
-            for given, own in both:
-                place, integers = code.at(element, given, of_scales), ", i64 ".join((count_here, groups, padded, ahead))
-                # No form here has units of scales.
-                code.effect(f"call void @prepare(ptr {place}, ptr {place}, ptr {own}, i64 {integers})")
-        whole = code.arithmetic("and", count_here, -OUTPUTS)
-        with each_tile(code, tiles) as (_, row, some):
-            row_x = code.at("i8", x, code.arithmetic("mul", row, pitch))
-            row_sums = code.at("float", sums, code.arithmetic("mul", row, sum_pitch))
-            own_row_scales = code.at("float", row_scales, row)
-            row_y = code.at("float", y, code.arithmetic("add", code.arithmetic("mul", row, outputs), block.index))
-            for name, width, start, end in (("wide", OUTPUTS, 0, whole), ("one", 1, whole, count_here)):
-                tile = chosen_tile(code, some, vectors.rows, lambda rows: f"@{tile_name(width, rows)}")  # noqa: B023
-                with code.repeated(f"each_{name}", start, end, width) as each:
-                    of_scales = code.arithmetic("mul", each.index, padded)
-                    pointers = (
-                        row_x,
-                        code.at("i8", block_w, code.arithmetic("mul", each.index, row_bytes)),
-                        code.at("float", block_scales, of_scales),
-                        code.at("float", block_minima, of_scales),
-                        row_sums,
-                        own_row_scales,
-                        code.at("float", row_y, each.index),
-                    )
-                    integers = length, pitch, row_bytes, padded, sum_pitch, outputs
-                    operands = [*(f"ptr {each}" for each in pointers), *(f"i64 {each}" for each in integers)]
-                    code.effect(f"call void {tile}({', '.join(operands)})")
-    if memory:
-        code.effect(f"call void @free(ptr {memory})")
+    part = _Part(
+        x, w, scales, minima, sums, row_scales, y, rows, pitch, sum_pitch, length, groups, here, outputs, row_bytes
+    )
+    if form.group is None:
+        _multiply_in_rows(code, vectors, part)
+    else:
+        _multiply_in_groups(code, vectors, form, part)
     code.effect("ret void")
     return code.text()
+
+
+class _Part(NamedTuple):
+    """The addresses and integers of a piece: its outputs are ``here`` of a matrix, whose rows of y have ``outputs``."""
+
+    x: str
+    w: str
+    scales: str
+    minima: str
+    sums: str
+    row_scales: str
+    y: str
+    rows: str
+    pitch: str
+    sum_pitch: str
+    length: str
+    groups: str
+    here: str
+    outputs: str
+    row_bytes: str
+
+    def row(self, code: Code, row: str, output: str) -> tuple[str, str, str, str]:
+        """Return where a row's codes, sums and scale are, and where its results from an output on go."""
+        return (
+            code.at("i8", self.x, code.arithmetic("mul", row, self.pitch)),
+            code.at("float", self.sums, code.arithmetic("mul", row, self.sum_pitch)),
+            code.at("float", self.row_scales, row),
+            code.at("float", self.y, code.arithmetic("add", code.arithmetic("mul", row, self.outputs), output)),
+        )
+
+
+def _multiply_in_rows(code: Code, vectors: Vectors, part: _Part) -> None:
+    """Append the products of codes that have one scale a row: blocks of outputs, each for all tiles of rows."""
+    tiles = even_tiles(code, part.rows, vectors.rows)
+    with code.repeated("each_block", 0, part.here, _BLOCK) as block:
+        past = code.smaller(code.arithmetic("add", block.index, _BLOCK), part.here)
+        whole = code.arithmetic(
+            "add", block.index, code.arithmetic("and", code.arithmetic("sub", past, block.index), -OUTPUTS)
+        )
+        with each_tile(code, tiles) as (_, row, some):
+            for name, width, start, end in (("wide", OUTPUTS, block.index, whole), ("one", 1, whole, past)):
+                tile = chosen_tile(code, some, vectors.rows, lambda rows: f"@{tile_name(width, rows)}")  # noqa: B023
+                with code.repeated(f"each_{name}", start, end, width) as each:
+                    x, sums, row_scales, y = part.row(code, row, each.index)
+                    w = code.at("i8", part.w, code.arithmetic("mul", each.index, part.row_bytes))
+                    pointers = x, w, code.at("float", part.scales, each.index), sums, row_scales, y
+                    integers = part.length, part.pitch, part.row_bytes, part.sum_pitch, part.outputs
+                    _call(code, tile, pointers, integers)
+
+
+def _multiply_in_groups(code: Code, vectors: Vectors, form: Format, part: _Part) -> None:
+    """Append the products of codes in groups: 16 outputs, whose scales are turned, for all tiles of rows.
+
+    Where fewer outputs are left, their codes are copied in front of any others, so that nothing past them is read.
+    """
+    element, count, groups, row_bytes = LLVM_TYPES[form.scale_dtype], grouped_tiles.OUTPUTS, part.groups, part.row_bytes
+    most = grouped_tiles.rows_of_tiles(vectors)
+    padded = code.arithmetic("mul", code.ceiling(groups, GROUP_LANES), GROUP_LANES)
+    numbers = code.arithmetic("mul", padded, count)
+    size = code.arithmetic("mul", numbers, 3 * SIZES["float"])
+    all_codes = code.arithmetic("mul", row_bytes, count)
+    lines = code.value(f"call ptr @malloc(i64 {code.arithmetic('add', size, all_codes)})")
+    turned = [code.at("float", lines, code.arithmetic("mul", numbers, which)) for which in (1, 2)]
+    copies = code.at("i8", lines, size)
+    ahead = code.arithmetic("mul", groups, count * SIZES[element])
+    tiles = even_tiles(code, part.rows, most)
+    with code.repeated("each_block", 0, part.here, count) as block:
+        some = code.smaller(code.arithmetic("sub", part.here, block.index), count)
+        for given, to in list(zip((part.scales, part.minima), turned))[: 1 + form.has_minima]:
+            place = code.at(element, given, code.arithmetic("mul", block.index, groups))
+            # No form here has units of scales.
+            _call(code, "@prepare", (place, place, lines), (some, groups, padded, ahead))
+            _call(code, "@turn", (lines, to), (padded,))
+        w = code.at("i8", part.w, code.arithmetic("mul", block.index, row_bytes))
+        is_whole = code.value(f"icmp eq i64 {some}, {count}")
+        codes = code.value(f"select i1 {is_whole}, ptr {w}, ptr {copies}")
+        copied = code.value(f"select i1 {is_whole}, i64 0, i64 {code.arithmetic('mul', some, row_bytes)}")
+        with code.repeated("each_copied", 0, copied, _PIECE_BYTES) as each:
+            code.store_at(
+                "i128", code.load("i128", code.at("i8", w, each.index), 1), code.at("i8", copies, each.index), 0
+            )
+        with each_tile(code, tiles) as (_, row, rows_here):
+            tile = chosen_tile(code, rows_here, most, lambda rows: f"@{grouped_tiles.tile_name(rows)}")
+            x, sums, row_scales, y = part.row(code, row, block.index)
+            pointers = x, codes, *turned, sums, row_scales, y
+            integers = groups, part.pitch, row_bytes, part.sum_pitch, part.outputs, some
+            _call(code, tile, pointers, integers)
+    code.effect(f"call void @free(ptr {lines})")
+
+
+def _call(code: Code, function: str, pointers: Sequence[str], integers: Sequence[str]) -> None:
+    operands = [*(f"ptr {each}" for each in pointers), *(f"i64 {each}" for each in integers)]
+    code.effect(f"call void {function}({', '.join(operands)})")
