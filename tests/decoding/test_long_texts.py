@@ -62,7 +62,7 @@ def test_stories_are_those_of_plain_decoding(stories, name):
     check_not_vacuous(strategy, check_identical(lm, asked, strategy))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["whole", "stopped"])
 def test_texts_of_the_trained_model_are_screened(covered, kind):
     asked = getattr(covered, kind)

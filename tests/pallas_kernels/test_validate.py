@@ -92,7 +92,7 @@ def test_what_does_not_fit_is_skipped_and_nothing_run_is_no_pass(monkeypatch, tm
     assert validate.run([]) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -35,7 +35,7 @@ def test_llama_2_7b_fits_one_chip_of_16_gib_and_writes_its_cache_in_place(one_ch
     assert copies_of_the_cache(program) == [], largest_buffers(program.hlo)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_decode_on_one_chip_communicates_with_none(one_chip):
     assert one_chip["decode"].collectives() == []
 

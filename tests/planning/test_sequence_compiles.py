@@ -78,7 +78,7 @@ def test_a_layer_of_decode_joins_what_devices_attend_to_and_moves_weights_and_ca
 @pytest.mark.parametrize(
     ("splits", "kinds"),
     [
-        pytest.param(True, {"reduce-scatter": 2, "all-gather": 2}, marks=pytest.mark.slow),
+        pytest.param(True, {"reduce-scatter": 2, "all-gather": 2}, marks=pytest.mark.exhaustive),
         pytest.param(False, {"all-reduce": 2}, marks=pytest.mark.exhaustive),
     ],
 )

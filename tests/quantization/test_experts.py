@@ -55,7 +55,7 @@ def check_is_nearer(lm: jaxinfer.LanguageModel, chosen: jaxinfer.LanguageModel, 
     assert 0 < divergence(lm, chosen, texts) < share * divergence(lm, rounded(lm), texts)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_mixture_is_nearer_to_itself_than_by_rounding_and_goes_on_after_an_interruption(tmp_path, monkeypatch):
     """On a text that it was not calibrated on."""
 

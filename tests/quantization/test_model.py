@@ -119,7 +119,7 @@ def test_an_interrupted_call_goes_on_where_it_was(toy, made, tmp_path, monkeypat
     assert len(chosen) == 7
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_without_a_text_the_model_writes_its_own(toy, made):
     texts = _own_texts(toy, *OWN.values()).tolist()
     # Drafters that were trained for the weights before they were rounded are found for these too.

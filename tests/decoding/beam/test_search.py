@@ -39,7 +39,7 @@ class Case(NamedTuple):
 ENDS: Mapping[str, tuple[int, ...]] = {"mha": (24, 46), "mistral-window": (46, 12, 7)}
 SEARCHES = [
     ("mha", 3, FEW_RULES),
-    pytest.param("mha", 3, list(product(PENALTIES, EARLY)), marks=pytest.mark.slow),
+    pytest.param("mha", 3, list(product(PENALTIES, EARLY)), marks=pytest.mark.exhaustive),
     pytest.param("mistral-window", 4, FEW_RULES, marks=pytest.mark.exhaustive),
 ]
 

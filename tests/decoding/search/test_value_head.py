@@ -65,7 +65,7 @@ def check(lm: LanguageModel, folder, **options) -> None:
     assert [one.tokens for one in found] != [one.tokens for one in plain]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_without_a_continuation_a_head_reads_the_node_alone(lm, folder):
     check(lm, folder, depth=0)
 
