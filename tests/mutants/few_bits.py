@@ -31,6 +31,20 @@ FAULTS: tuple[Fault, ...] = (
         f"{_PRODUCTS}::test_whatever_the_pool_does_products_are_whole_and_memory_freed",
     ),
     Fault(
+        "a row's pairs are neighbours, where a word of codes has those of every second number",
+        f"{_KERNELS}/grouped_tiles.py",
+        "4 * four + 2 * word + (0, 16, 1, 17)[half]",
+        "8 * four + 2 * half + word",
+        f"{_PRODUCTS}::test_rows_times_codes_of_any_shape",
+    ),
+    Fault(
+        "groups that have zeros are not shifted, where 16 outputs are multiplied at once",
+        f"{_KERNELS}/product_code.py",
+        "[: 1 + self._form.is_shifted]",
+        "[: 1 + self._form.has_minima]",
+        f"{_PRODUCTS}::test_rows_times_codes_of_any_shape",
+    ),
+    Fault(
         "the fifth and sixth bits of a code are those of its neighbour's byte",
         f"{_KERNELS}/tiles.py",
         "else (at % 8, 2 * (at // 8)) for at",

@@ -72,3 +72,9 @@ def chosen_tile(code: Code, rows: str, most: int, address: Callable[[int], str])
         is_own = code.value(f"icmp eq i64 {rows}, {count}")
         tile = code.value(f"select i1 {is_own}, ptr {address(count)}, ptr {tile}")
     return tile
+
+
+def call_tile(code: Code, function: str, pointers: Sequence[str], integers: Sequence[str]) -> None:
+    """Append a call of a function of addresses and integers."""
+    operands = [*(f"ptr {each}" for each in pointers), *(f"i64 {each}" for each in integers)]
+    code.effect(f"call void {function}({', '.join(operands)})")

@@ -1,8 +1,11 @@
 """The assembly of products with weights in few bits: tiles over all rows and outputs, and the foreign function."""
 
 from functools import partial
+from typing import NamedTuple
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
+from jaxinfer.ops.cpu_kernels.few_bits import grouped_tiles
+from jaxinfer.ops.cpu_kernels.few_bits.grouped_tiles import has_grouped_tiles
 from jaxinfer.ops.cpu_kernels.few_bits.tiles import (
     GROUP_LANES,
     few_bits_tile,
@@ -15,7 +18,8 @@ from jaxinfer.ops.cpu_kernels.few_bits.tiles import (
     zeros_function,
 )
 from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
-from jaxinfer.ops.cpu_kernels.product_pieces import chosen_matrix, chosen_tile, each_tile, even_tiles
+from jaxinfer.ops.cpu_kernels.product_pieces import call_tile, chosen_matrix, chosen_tile, each_tile, even_tiles
+from jaxinfer.ops.cpu_kernels.sixteen_outputs import ROWS, declarations, turn_function, whole_outputs
 from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, OUTPUTS, SIZES, Vectors
 from jaxinfer.ops.few_bits.formats import RUN, Format
 
@@ -53,7 +57,8 @@ def few_bits_module(vectors: Vectors, form: Format, count: int = 1, in_stacks: b
         outputs = [y.shape(code, 2)[1] for y in results]
         all_outputs = code.total(outputs)
         wanted = code.arithmetic("mul", threads, PIECES_PER_THREAD)
-        span = code.arithmetic("mul", code.ceiling(code.ceiling(all_outputs, wanted), OUTPUTS), OUTPUTS)
+        unit = BLOCK if has_grouped_tiles(vectors, form) else OUTPUTS
+        span = code.arithmetic("mul", code.ceiling(code.ceiling(all_outputs, wanted), unit), unit)
         pieces = [code.ceiling(each, span) for each in outputs]
         pointers = {"x": x.numbers}
         groups = matrices[1].shape(code, 2 + in_stacks)[-1]
@@ -82,6 +87,13 @@ def matrix_at(code: Code, stack: Buffer, kind: str, place: str) -> str:
 
 
 def _functions(vectors: Vectors, form: Format) -> list[str]:
+    declared = tile_declarations(vectors)
+    sums = [sums_function(vectors, form)] if form.is_shifted else []
+    sums += [zeros_function(vectors, form)] if form.has_zeros else []
+    sums.append(prepare_function(vectors, form))
+    if has_grouped_tiles(vectors, form):
+        tiles = [grouped_tiles.grouped_tile(vectors, form, rows) for rows in range(1, ROWS + 1)]
+        return [declared, declarations(), *tiles, *sums, grouped_tiles.pairs_function(), turn_function()]
     counts = range(1, vectors.rows + 1)
     tiles = [
         few_bits_tile(vectors, form, outputs, rows, is_widened)
@@ -89,16 +101,13 @@ def _functions(vectors: Vectors, form: Format) -> list[str]:
         for rows in counts
         for is_widened in (False, True)
     ]
-    declared = tile_declarations(vectors)
-    sums = [sums_function(vectors, form)] if form.is_shifted else []
-    sums += [zeros_function(vectors, form)] if form.has_zeros else []
-    return [declared, *tiles, *sums, widen_function(vectors, form), prepare_function(vectors, form)]
+    return [declared, *tiles, *sums, widen_function(vectors, form)]
 
 
 def _piece(vectors: Vectors, form: Format, record: Record, count: int) -> str:
     """Return ``piece(record, index)``, which computes ``span`` outputs of one matrix for all rows."""
     code = Code("internal void @piece(ptr %record, i64 %index) #0")
-    kind, element = row_kind(vectors), LLVM_TYPES[form.scale_dtype]
+    element = LLVM_TYPES[form.scale_dtype]
     x = record.pointer(code, "x")
     rows, length, groups, span = (record.number(code, each) for each in _SHARED[1:])
     w, scales, minima, scale_units, minima_units, y, outputs, first_piece = chosen_matrix(
@@ -119,28 +128,26 @@ def _piece(vectors: Vectors, form: Format, record: Record, count: int) -> str:
     # Of a group; none where two groups share a run.
     runs = code.arithmetic("sdiv", code.arithmetic("sdiv", length, RUN), groups)
     padded = code.arithmetic("mul", code.ceiling(groups, GROUP_LANES), GROUP_LANES)
-    most = vectors.rows
-    tiles = even_tiles(code, rows, most)
-    is_many = code.value(f"icmp sge i64 {tiles.count}, {MANY_TILES}")
+    write = _Grouped if has_grouped_tiles(vectors, form) else _InRows
+    part = write(code, vectors, form, _Sizes(rows, length, groups, runs, padded, row_bytes, outputs))
 
-    # Memory for the block's scales and minima, the sums of the rows' groups, and the block's widened codes.
+    # Memory for the block's scales and minima, for the sums of the rows' groups, and for the part's own.
     of_block = code.arithmetic("mul", padded, BLOCK)
     of_sums = code.arithmetic("mul", padded, rows) if form.is_shifted else "0"
-    of_codes = code.value(f"select i1 {is_many}, i64 {code.arithmetic('mul', length, BLOCK)}, i64 0")
     line = 64
     size = code.arithmetic("mul", code.total([of_block, of_block, of_sums]), SIZES["float"])
-    size = code.arithmetic("add", size, code.arithmetic("mul", of_codes, SIZES[kind]))
+    size = code.arithmetic("add", size, part.num_bytes)
     memory = code.value(f"call ptr @malloc(i64 {code.arithmetic('add', size, line)})")
     past = code.arithmetic("and", code.value(f"ptrtoint ptr {memory} to i64"), line - 1)
     own_scales = code.at("i8", memory, code.arithmetic("sub", line, past))
     own_minima = code.at("float", own_scales, of_block)
     own_sums = code.at("float", own_minima, of_block)
-    own_codes = code.at("float", own_sums, of_sums)
 
     if form.is_shifted:
         code.effect(
             f"call void @add_groups(ptr {x}, ptr {own_sums}, i64 {rows}, i64 {groups}, i64 {runs}, i64 {padded})"
         )
+    part.begin(x, own_sums, code.at("float", own_sums, of_sums))
     with code.repeated("each_block", 0, here, BLOCK) as block:
         count_here = code.smaller(code.arithmetic("sub", here, block.index), BLOCK)
         block_w = code.at("i8", w, code.arithmetic("mul", block.index, row_bytes))
@@ -156,37 +163,109 @@ def _piece(vectors: Vectors, form: Format, record: Record, count: int) -> str:
             pointers = f"ptr {code.at('i8', minima, of_scales)}, ptr {own_scales}, ptr {own_minima}"
             integers = ", i64 ".join((count_here, groups, padded))
             code.effect(f"call void @prepare_zeros({pointers}, i64 {integers})")
-        code.branch(is_many, "widened", "as_they_lie")
-        code.start("widened")
-        all_runs = code.arithmetic("mul", count_here, code.arithmetic("sdiv", length, RUN))
-        code.effect(f"call void @widen(ptr {block_w}, ptr {own_codes}, i64 {all_runs})")
-        code.effect("br label %as_they_lie")
-        code.start("as_they_lie")
-        tile_w = code.value(f"select i1 {is_many}, ptr {own_codes}, ptr {block_w}")
-        stride = code.value(f"select i1 {is_many}, i64 {code.arithmetic('mul', length, SIZES[kind])}, i64 {row_bytes}")
-        whole = code.arithmetic("and", count_here, -OUTPUTS)
-        with each_tile(code, tiles) as (_, row, some):
-            row_x = code.at(kind, x, code.arithmetic("mul", row, length))
-            row_sums = code.at("float", own_sums, code.arithmetic("mul", row, padded))
-            row_y = code.at("float", y, code.arithmetic("add", code.arithmetic("mul", row, outputs), block.index))
-            for name, width, start, end in (("wide", OUTPUTS, 0, whole), ("one", 1, whole, count_here)):
-                tile = chosen_tile(code, some, most, partial(_address, code, is_many, width))
-                with code.repeated(f"each_{name}", start, end, width) as each:
-                    of_scales = code.arithmetic("mul", each.index, padded)
-                    pointers = (
-                        row_x,
-                        code.at("i8", tile_w, code.arithmetic("mul", each.index, stride)),
-                        code.at("float", own_scales, of_scales),
-                        code.at("float", own_minima, of_scales),
-                        row_sums,
-                        code.at("float", row_y, each.index),
-                    )
-                    integers = groups, runs, length, stride, padded, outputs
-                    operands = [*(f"ptr {each}" for each in pointers), *(f"i64 {each}" for each in integers)]
-                    code.effect(f"call void {tile}({', '.join(operands)})")
+        part.multiply(block_w, own_scales, own_minima, code.at("float", y, block.index), count_here)
     code.effect(f"call void @free(ptr {memory})")
     code.effect("ret void")
     return code.text()
+
+
+class _Sizes(NamedTuple):
+    """The integers of a piece: of its rows, of a row's groups and runs, and of a row of codes and of y."""
+
+    rows: str
+    length: str
+    groups: str
+    runs: str
+    padded: str
+    row_bytes: str
+    outputs: str
+
+
+class _InRows:
+    """Appends how tiles of a few outputs, each added up along its row, go over a piece.
+
+    Of many rows, a block is widened first. ``num_bytes`` is the memory that this takes.
+    """
+
+    def __init__(self, code: Code, vectors: Vectors, form: Format, sizes: _Sizes) -> None:
+        self._code, self._vectors, self._sizes, self._kind = code, vectors, sizes, row_kind(vectors)
+        self._tiles = even_tiles(code, sizes.rows, vectors.rows)
+        self._is_many = code.value(f"icmp sge i64 {self._tiles.count}, {MANY_TILES}")
+        of_codes = code.arithmetic("mul", sizes.length, BLOCK * SIZES[self._kind])
+        self.num_bytes = code.value(f"select i1 {self._is_many}, i64 {of_codes}, i64 0")
+
+    def begin(self, x: str, sums: str, memory: str) -> None:
+        self._x, self._sums, self._codes = x, sums, memory
+
+    def multiply(self, w: str, scales: str, minima: str, y: str, count: str) -> None:
+        """Append the products with a block of outputs."""
+        code, sizes, is_many = self._code, self._sizes, self._is_many
+        code.branch(is_many, "widened", "as_they_lie")
+        code.start("widened")
+        all_runs = code.arithmetic("mul", count, code.arithmetic("sdiv", sizes.length, RUN))
+        code.effect(f"call void @widen(ptr {w}, ptr {self._codes}, i64 {all_runs})")
+        code.effect("br label %as_they_lie")
+        code.start("as_they_lie")
+        tile_w = code.value(f"select i1 {is_many}, ptr {self._codes}, ptr {w}")
+        widened = code.arithmetic("mul", sizes.length, SIZES[self._kind])
+        stride = code.value(f"select i1 {is_many}, i64 {widened}, i64 {sizes.row_bytes}")
+        whole = code.arithmetic("and", count, -OUTPUTS)
+        with each_tile(code, self._tiles) as (_, row, some):
+            row_x = code.at(self._kind, self._x, code.arithmetic("mul", row, sizes.length))
+            row_sums = code.at("float", self._sums, code.arithmetic("mul", row, sizes.padded))
+            row_y = code.at("float", y, code.arithmetic("mul", row, sizes.outputs))
+            for name, width, start, end in (("wide", OUTPUTS, 0, whole), ("one", 1, whole, count)):
+                tile = chosen_tile(code, some, self._vectors.rows, partial(_address, code, is_many, width))
+                with code.repeated(f"each_{name}", start, end, width) as each:
+                    of_scales = code.arithmetic("mul", each.index, sizes.padded)
+                    pointers = (
+                        row_x,
+                        code.at("i8", tile_w, code.arithmetic("mul", each.index, stride)),
+                        code.at("float", scales, of_scales),
+                        code.at("float", minima, of_scales),
+                        row_sums,
+                        code.at("float", row_y, each.index),
+                    )
+                    integers = sizes.groups, sizes.runs, sizes.length, stride, sizes.padded, sizes.outputs
+                    call_tile(code, tile, pointers, integers)
+
+
+class _Grouped:
+    """Appends how tiles of 16 outputs go over a piece: rows in pairs, and scales in lines of 16."""
+
+    def __init__(self, code: Code, vectors: Vectors, form: Format, sizes: _Sizes) -> None:
+        self._code, self._form, self._sizes = code, form, sizes
+        self._scales_bytes = code.arithmetic("mul", sizes.padded, BLOCK * SIZES["float"])
+        self._pairs_bytes = code.arithmetic("mul", sizes.rows, code.arithmetic("mul", sizes.length, SIZES["bfloat"]))
+        codes_bytes = code.arithmetic("mul", sizes.row_bytes, BLOCK)
+        self.num_bytes = code.total([self._scales_bytes, self._scales_bytes, self._pairs_bytes, codes_bytes])
+
+    def begin(self, x: str, sums: str, memory: str) -> None:
+        code, sizes, self._sums = self._code, self._sizes, sums
+        self._scales, self._minima = memory, code.at("i8", memory, self._scales_bytes)
+        self._pairs = code.at("i8", self._minima, self._scales_bytes)
+        self._copies = code.at("i8", self._pairs, self._pairs_bytes)
+        runs = code.arithmetic("mul", sizes.rows, code.arithmetic("sdiv", sizes.length, RUN))
+        call_tile(code, "@pair_up", (x, self._pairs), (runs,))
+
+    def multiply(self, w: str, scales: str, minima: str, y: str, count: str) -> None:
+        """Append the products with a block of outputs."""
+        code, sizes = self._code, self._sizes
+        for lines, to in ((scales, self._scales), (minima, self._minima))[: 1 + self._form.is_shifted]:
+            call_tile(code, "@turn", (lines, to), (sizes.padded,))
+        codes = whole_outputs(code, w, self._copies, count, sizes.row_bytes)
+        with each_tile(code, even_tiles(code, sizes.rows, ROWS)) as (_, row, some):
+            tile = chosen_tile(code, some, ROWS, lambda rows: f"@{grouped_tiles.tile_name(rows)}")
+            pointers = (
+                code.at("bfloat", self._pairs, code.arithmetic("mul", row, sizes.length)),
+                codes,
+                self._scales,
+                self._minima,
+                code.at("float", self._sums, code.arithmetic("mul", row, sizes.padded)),
+                code.at("float", y, code.arithmetic("mul", row, sizes.outputs)),
+            )
+            integers = sizes.groups, sizes.length, sizes.row_bytes, sizes.padded, sizes.outputs, count
+            call_tile(code, tile, pointers, integers)
 
 
 def _address(code: Code, is_many: str, outputs: int, rows: int) -> str:

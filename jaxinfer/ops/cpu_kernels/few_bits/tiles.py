@@ -317,7 +317,7 @@ class _Widen:
         if bits > 4:
             codes = code.value(f"and {words} {codes}, <{', '.join(['i16 15'] * RUN)}>")
             codes = code.value(f"or {words} {codes}, {self._high_bits(place, 0, RUN, 'i16')}")
-        found = [_bits_of(level) for level in self._form.levels]
+        found = [bits_of_level(level) for level in self._form.levels]
         found = found * max(1, RUN // len(found))
         tables = [f"{words} <{', '.join(f'i16 {each}' for each in found[at : at + RUN])}>" for at in (0, RUN)]
         if len(found) == RUN:
@@ -361,7 +361,7 @@ class _Widen:
         # The exponent of 1 is 7 in these, and 127 in bfloat16, where it is followed by 7 bits.
         moved = code.value(f"add {words} {code.value(f'shl {words} {sizes}, {constant(4)}')}, {constant(120 << 7)}")
         small = code.value(f"icmp ult {words} {sizes}, {constant(8)}")
-        table = [_bits_of(level) for level in self._form.levels[:8]] * (RUN // 8)
+        table = [bits_of_level(level) for level in self._form.levels[:8]] * (RUN // 8)
         operands = f"{words} <{', '.join(f'i16 {each}' for each in table)}>, {words} {codes}"
         found = code.value(f"call {words} @llvm.x86.avx512.permvar.hi.512({operands})")
         moved = code.value(f"select <{RUN} x i1> {small}, {words} {found}, {words} {moved}")
@@ -413,7 +413,7 @@ class _Widen:
         return code.value(f"bitcast {whole} {code.value(f'or {whole} {moved}, {signs}')} to {self._vectors.wide}")
 
 
-def _bits_of(level: float) -> int:
+def bits_of_level(level: float) -> int:
     """Return the bits of the nearest bfloat16."""
     bits = struct.unpack("<I", struct.pack("<f", level))[0]
     return bits + 0x7FFF + (bits >> 16 & 1) >> 16

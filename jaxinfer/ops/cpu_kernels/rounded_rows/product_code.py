@@ -1,22 +1,21 @@
 """The assembly of products of rows in int8 with weights in few bits: tiles over all rows, and the foreign function."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.few_bits.tiles import GROUP_LANES, prepare_function
 from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
-from jaxinfer.ops.cpu_kernels.product_pieces import chosen_matrix, chosen_tile, each_tile, even_tiles
+from jaxinfer.ops.cpu_kernels.product_pieces import call_tile, chosen_matrix, chosen_tile, each_tile, even_tiles
 from jaxinfer.ops.cpu_kernels.rounded_rows import grouped_tiles
 from jaxinfer.ops.cpu_kernels.rounded_rows.tiles import dot_declarations, rounded_tile, tile_name, widened
+from jaxinfer.ops.cpu_kernels.sixteen_outputs import OUTPUTS as SIXTEEN
+from jaxinfer.ops.cpu_kernels.sixteen_outputs import declarations, turn_function, whole_outputs
 from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, OUTPUTS, SIZES, Vectors
 from jaxinfer.ops.few_bits.formats import Format
 
 _PIECES_PER_THREAD = 4
 # The outputs of a block, whose codes stay in a cache for all tiles of rows.
 _BLOCK = 16
-# Rows of codes have whole numbers of so many bytes.
-_PIECE_BYTES = 16
 
 _SHARED = ("x", "sums", "row_scales", "rows", "pitch", "sum_pitch", "length", "groups", "span")
 _POINTERS, _INTEGERS = ("codes", "scales", "minima", "y"), ("outputs", "first_piece")
@@ -40,7 +39,7 @@ def rounded_module(vectors: Vectors, form: Format, count: int = 1, has_scales: b
         outputs = [y.shape(code, 2)[1] for y in results]
         all_outputs = code.total(outputs)
         wanted = code.arithmetic("mul", threads, _PIECES_PER_THREAD)
-        unit = OUTPUTS if form.group is None else grouped_tiles.OUTPUTS
+        unit = OUTPUTS if form.group is None else SIXTEEN
         span = code.arithmetic("mul", code.ceiling(code.ceiling(all_outputs, wanted), unit), unit)
         pieces = [code.ceiling(each, span) for each in outputs]
         pointers = {"x": x.numbers, "sums": sums.numbers, "row_scales": row_scales.numbers}
@@ -65,7 +64,7 @@ def rounded_module(vectors: Vectors, form: Format, count: int = 1, has_scales: b
     else:
         every = range(1, grouped_tiles.rows_of_tiles(wide) + 1)
         tiles = [grouped_tiles.grouped_tile(wide, form, rows) for rows in every]
-        tiles += [prepare_function(wide, form), grouped_tiles.turn_function(), grouped_tiles.declarations()]
+        tiles += [prepare_function(wide, form), turn_function(), declarations()]
     functions = [dot_declarations(wide), *tiles, _piece(wide, form, record, count)]
     return make_module(wide, functions, record, (3 + parts * count, count), plan)
 
@@ -140,7 +139,7 @@ def _multiply_in_rows(code: Code, vectors: Vectors, part: _Part) -> None:
                     w = code.at("i8", part.w, code.arithmetic("mul", each.index, part.row_bytes))
                     pointers = x, w, code.at("float", part.scales, each.index), sums, row_scales, y
                     integers = part.length, part.pitch, part.row_bytes, part.sum_pitch, part.outputs
-                    _call(code, tile, pointers, integers)
+                    call_tile(code, tile, pointers, integers)
 
 
 def _multiply_in_groups(code: Code, vectors: Vectors, form: Format, part: _Part) -> None:
@@ -148,7 +147,7 @@ def _multiply_in_groups(code: Code, vectors: Vectors, form: Format, part: _Part)
 
     Where fewer outputs are left, their codes are copied in front of any others, so that nothing past them is read.
     """
-    element, count, groups, row_bytes = LLVM_TYPES[form.scale_dtype], grouped_tiles.OUTPUTS, part.groups, part.row_bytes
+    element, count, groups, row_bytes = LLVM_TYPES[form.scale_dtype], SIXTEEN, part.groups, part.row_bytes
     most = grouped_tiles.rows_of_tiles(vectors)
     padded = code.arithmetic("mul", code.ceiling(groups, GROUP_LANES), GROUP_LANES)
     numbers = code.arithmetic("mul", padded, count)
@@ -164,25 +163,14 @@ def _multiply_in_groups(code: Code, vectors: Vectors, form: Format, part: _Part)
         for given, to in list(zip((part.scales, part.minima), turned))[: 1 + form.has_minima]:
             place = code.at(element, given, code.arithmetic("mul", block.index, groups))
             # No form here has units of scales.
-            _call(code, "@prepare", (place, place, lines), (some, groups, padded, ahead))
-            _call(code, "@turn", (lines, to), (padded,))
+            call_tile(code, "@prepare", (place, place, lines), (some, groups, padded, ahead))
+            call_tile(code, "@turn", (lines, to), (padded,))
         w = code.at("i8", part.w, code.arithmetic("mul", block.index, row_bytes))
-        is_whole = code.value(f"icmp eq i64 {some}, {count}")
-        codes = code.value(f"select i1 {is_whole}, ptr {w}, ptr {copies}")
-        copied = code.value(f"select i1 {is_whole}, i64 0, i64 {code.arithmetic('mul', some, row_bytes)}")
-        with code.repeated("each_copied", 0, copied, _PIECE_BYTES) as each:
-            code.store_at(
-                "i128", code.load("i128", code.at("i8", w, each.index), 1), code.at("i8", copies, each.index), 0
-            )
+        codes = whole_outputs(code, w, copies, some, row_bytes)
         with each_tile(code, tiles) as (_, row, rows_here):
             tile = chosen_tile(code, rows_here, most, lambda rows: f"@{grouped_tiles.tile_name(rows)}")
             x, sums, row_scales, y = part.row(code, row, block.index)
             pointers = x, codes, *turned, sums, row_scales, y
             integers = groups, part.pitch, row_bytes, part.sum_pitch, part.outputs, some
-            _call(code, tile, pointers, integers)
+            call_tile(code, tile, pointers, integers)
     code.effect(f"call void @free(ptr {lines})")
-
-
-def _call(code: Code, function: str, pointers: Sequence[str], integers: Sequence[str]) -> None:
-    operands = [*(f"ptr {each}" for each in pointers), *(f"i64 {each}" for each in integers)]
-    code.effect(f"call void {function}({', '.join(operands)})")
