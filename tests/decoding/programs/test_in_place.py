@@ -10,7 +10,10 @@ import pytest
 import jaxinfer
 
 # Strategies that verify the roots alone where nothing was drafted, and one that never does.
-STRATEGIES = ("prompt_lookup", "token_recycling", "suffix", "lookahead")
+STRATEGIES = (
+    "prompt_lookup",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("token_recycling", "suffix", "lookahead")),
+)
 PROMPT, NUM_NEW = [5, 6, 7, 5, 6, 7, 5], 50
 
 
@@ -48,7 +51,9 @@ def test_a_step_writes_to_the_cache_in_place(tiny_llama_folder, strategy):
     assert not copies_of_caches(lm, lm.programs.live, "decode", len(PROMPT) + NUM_NEW)
 
 
-@pytest.mark.parametrize("strategy", ["prompt_lookup", "draft_model:model=self,weights=int8"])
+@pytest.mark.parametrize(
+    "strategy", ["prompt_lookup", pytest.param("draft_model:model=self,weights=int8", marks=pytest.mark.slow)]
+)
 def test_a_window_of_all_rows_copies_neither_pages_nor_memory(tiny_llama_folder, strategy):
     """Requests come to their own texts in rows that are taken in another order than they wait in."""
     lm = jaxinfer.load(tiny_llama_folder())
