@@ -4,8 +4,13 @@ Each lane then adds the products of one output, so that the sum of a group is wh
 bits, or bytes, are put into this order in registers, and lie in memory as they lay.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
 from jaxinfer.ops.cpu_kernels.assembly import Code
-from jaxinfer.ops.cpu_kernels.tiles import Vectors
+from jaxinfer.ops.cpu_kernels.tiles import SIZES, Vectors
+from jaxinfer.ops.few_bits.formats import RUN, Format
 
 # The outputs of a tile: those of a vector, of which some processors take several for one.
 OUTPUTS = LANES = 16
@@ -13,12 +18,75 @@ OUTPUTS = LANES = 16
 ROWS = 8
 # Bytes of codes that are read at a time.
 PART = 16
+_LINE = 64
 BYTES, INTEGERS, FLOATS = f"<{4 * LANES} x i8>", f"<{LANES} x i32>", f"<{LANES} x float>"
 
 
 def declarations() -> str:
     """Return declarations of what is called here, beyond `tiles.declarations`."""
     return f"declare void @llvm.masked.store.v{LANES}f32.p0({FLOATS}, ptr, i32 immarg, <{LANES} x i1>)\n"
+
+
+@dataclass
+class Group:
+    """A group of a tile: where its numbers of each row and its codes of each output are, and the sums of the rows.
+
+    ``found`` are each row's products with the group before they are scaled, which the loop's body leaves.
+    """
+
+    x: list[str]
+    w: list[str]
+    sums: list[str]
+    found: list[str]
+
+
+@contextmanager
+def each_group(code: Code, vectors: Vectors, form: Format, rows: int, kind: str) -> Iterator[Group]:
+    """Append a tile's loop over groups; the rows' `totals` are there after it.
+
+    Its function has x of ``kind``, w, scales, minima and sums, groups, pitch, stride and sum_pitch: rows of x are
+    ``pitch`` numbers apart, those of codes ``stride`` bytes, the sums of x's groups ``sum_pitch``. Scales and minima
+    are float32 in lines of 16, a line for each group.
+    """
+    assert form.group is not None
+    starts_x = [code.at(kind, "%x", code.arithmetic("mul", "%pitch", row)) for row in range(rows)]
+    starts_sums = [code.at("float", "%sums", code.arithmetic("mul", "%sum_pitch", row)) for row in range(rows)]
+    starts_w = [code.at("i8", "%w", code.arithmetic("mul", "%stride", output)) for output in range(OUTPUTS)]
+    # The outputs after these, of which each turn fetches as many bytes as it reads.
+    ahead = code.at("i8", "%w", code.arithmetic("mul", "%stride", OUTPUTS))
+    group_bytes = form.group // RUN * form.row_bytes(RUN)
+    code.effect("br label %loop")
+    code.start("loop")
+    code.value("phi i64 [ 0, %entry ], [ %next, %loop ]", "%i")
+    for total in totals(rows):
+        code.value(f"phi {FLOATS} [ zeroinitializer, %entry ], [ {total}, %loop ]", f"{total}_old")
+    of_x, of_w = code.arithmetic("mul", "%i", form.group), code.arithmetic("mul", "%i", group_bytes)
+    fetched = code.at("i8", ahead, code.arithmetic("mul", "%i", OUTPUTS * group_bytes))
+    for line in range(0, OUTPUTS * group_bytes, _LINE):
+        code.effect(f"call void @llvm.prefetch.p0(ptr {code.at('i8', fetched, line)}, i32 0, i32 3, i32 1)")
+    group = Group(
+        [code.at(kind, start, of_x) for start in starts_x],
+        [code.at("i8", start, of_w) for start in starts_w],
+        [code.at("float", start, "%i") for start in starts_sums],
+        [],
+    )
+    yield group
+    line = code.arithmetic("mul", "%i", OUTPUTS)
+    scales = code.load(FLOATS, code.at("float", "%scales", line), SIZES["float"])
+    minima = code.load(FLOATS, code.at("float", "%minima", line), SIZES["float"]) if form.is_shifted else ""
+    for found, own_sum, name in zip(group.found, group.sums, totals(rows), strict=True):
+        total = f"{name}_old"
+        if minima:
+            total = vectors.multiply_add(code, minima, vectors.spread(code, code.load("float", own_sum)), total)
+        vectors.multiply_add(code, found, scales, total, name)
+    code.value("add i64 %i, 1", "%next")
+    code.branch(code.value("icmp slt i64 %next, %groups"), "loop", "done")
+    code.start("done")
+
+
+def totals(rows: int) -> list[str]:
+    """Return the names of the totals of a tile's rows."""
+    return [f"%total{row}" for row in range(rows)]
 
 
 def fours(code: Code, starts: list[str], offset: int) -> list[str]:
@@ -34,10 +102,10 @@ def spread_four(code: Code, place: str) -> str:
     return code.value(f"shufflevector {INTEGERS} {single}, {INTEGERS} poison, <{LANES} x i32> zeroinitializer")
 
 
-def store_some(code: Code, vectors: Vectors, totals: list[str]) -> None:
-    """Append stores of the first ``%count`` of each row's totals to ``%y``, whose rows are ``%width`` apart."""
+def store_some(code: Code, vectors: Vectors, rows: list[str]) -> None:
+    """Append stores of the first ``%count`` of each row's results to ``%y``, whose rows are ``%width`` apart."""
     mask = vectors.first(code, LANES, "%count")
-    for row, total in enumerate(totals):
+    for row, total in enumerate(rows):
         place = code.at("float", "%y", code.arithmetic("mul", "%width", row))
         operands = f"{FLOATS} {total}, ptr {place}, i32 4, <{LANES} x i1> {mask}"
         code.effect(f"call void @llvm.masked.store.v{LANES}f32.p0({operands})")

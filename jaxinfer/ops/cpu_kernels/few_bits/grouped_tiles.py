@@ -6,16 +6,16 @@ is group by group: the minimum times the sum of the row's group, then the group'
 """
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
-from jaxinfer.ops.cpu_kernels.few_bits.tiles import LINE, bits_of_level, multiply_add, prefetch
+from jaxinfer.ops.cpu_kernels.few_bits.tiles import bits_of_level, multiply_add
 from jaxinfer.ops.cpu_kernels.sixteen_outputs import (
     BYTES,
-    FLOATS,
     INTEGERS,
     LANES,
-    OUTPUTS,
+    each_group,
     fours,
     spread_four,
     store_some,
+    totals,
 )
 from jaxinfer.ops.cpu_kernels.tiles import Vectors
 from jaxinfer.ops.few_bits.formats import RUN, Format
@@ -24,8 +24,8 @@ _WORDS, _PAIRS = f"<{RUN} x i16>", f"<{RUN} x bfloat>"
 # Codes in a word.
 _HALVES = 4
 _TILE = (
-    "ptr %x, ptr %w, ptr %scales, ptr %minima, ptr %sums, ptr %y, i64 %groups, i64 %pitch, i64 %stride, i64 %padded, "
-    "i64 %width, i64 %count"
+    "ptr %x, ptr %w, ptr %scales, ptr %minima, ptr %sums, ptr %y, i64 %groups, i64 %pitch, i64 %stride, "
+    "i64 %sum_pitch, i64 %width, i64 %count"
 )
 
 
@@ -41,51 +41,23 @@ def tile_name(rows: int) -> str:
 
 
 def grouped_tile(vectors: Vectors, form: Format, rows: int) -> str:
-    """Return ``NAME(x, w, scales, minima, sums, y, groups, pitch, stride, padded, width, count)``.
+    """Return ``NAME(x, w, scales, minima, sums, y, groups, pitch, stride, sum_pitch, width, count)``.
 
     It multiplies rows of x, ``pitch`` numbers apart and in the order of `pairs_function`, by 16 rows of codes,
     ``stride`` bytes apart, and writes ``count`` of the 16 outputs. Scales and minima are float32 in lines of 16, a line
-    for each group. The sums of x's groups are ``padded`` apart, rows of y ``width``.
+    for each group. The sums of x's groups are ``sum_pitch`` apart, rows of y ``width``.
     """
     assert form.group is not None
     code = Code(f"internal void @{tile_name(rows)}({_TILE}) #0")
-    steps, run_bytes = form.group // RUN, form.row_bytes(RUN)
-    starts_x = [code.at("bfloat", "%x", code.arithmetic("mul", "%pitch", row)) for row in range(rows)]
-    starts_sums = [code.at("float", "%sums", code.arithmetic("mul", "%padded", row)) for row in range(rows)]
-    starts_w = [code.at("i8", "%w", code.arithmetic("mul", "%stride", output)) for output in range(OUTPUTS)]
-    # The outputs after these, of which each turn fetches as many bytes as it reads.
-    ahead = code.at("i8", "%w", code.arithmetic("mul", "%stride", OUTPUTS))
-    totals = [f"%total{row}" for row in range(rows)]
-    code.effect("br label %loop")
-    code.start("loop")
-    code.value("phi i64 [ 0, %entry ], [ %next, %loop ]", "%i")
-    for total in totals:
-        code.value(f"phi {FLOATS} [ zeroinitializer, %entry ], [ {total}_new, %loop ]", total)
-    of_x, of_w = (code.arithmetic("mul", "%i", size) for size in (form.group, steps * run_bytes))
-    fetched = code.at("i8", ahead, code.arithmetic("mul", "%i", OUTPUTS * steps * run_bytes))
-    for line in range(0, OUTPUTS * steps * run_bytes, LINE):
-        prefetch(code, code.at("i8", fetched, line))
-    places_x = [code.at("bfloat", start, of_x) for start in starts_x]
-    places_w = [code.at("i8", start, of_w) for start in starts_w]
-    products = ["zeroinitializer"] * rows
-    for step in range(steps):
-        for at, numbers in enumerate(_levels(code, form, places_w, step * run_bytes)):
-            for row, place in enumerate(places_x):
-                pair = spread_four(code, code.at("bfloat", place, step * RUN + 2 * at))
-                pair = code.value(f"bitcast {INTEGERS} {pair} to {_PAIRS}")
-                products[row] = multiply_add(vectors, code, numbers, pair, products[row])
-    line = code.arithmetic("mul", "%i", OUTPUTS)
-    scales = code.load(FLOATS, code.at("float", "%scales", line), 4)
-    minima = code.load(FLOATS, code.at("float", "%minima", line), 4) if form.is_shifted else ""
-    for row, total in enumerate(totals):
-        if minima:
-            own_sum = vectors.spread(code, code.load_at("float", starts_sums[row], "%i"))
-            total = vectors.multiply_add(code, minima, own_sum, total)
-        vectors.multiply_add(code, products[row], scales, total, f"{totals[row]}_new")
-    code.value("add i64 %i, 1", "%next")
-    code.branch(code.value("icmp slt i64 %next, %groups"), "loop", "done")
-    code.start("done")
-    store_some(code, vectors, [f"{total}_new" for total in totals])
+    with each_group(code, vectors, form, rows, "bfloat") as group:
+        group.found = ["zeroinitializer"] * rows
+        for step in range(form.group // RUN):
+            for at, numbers in enumerate(_levels(code, form, group.w, step * form.row_bytes(RUN))):
+                for row, place in enumerate(group.x):
+                    pair = spread_four(code, code.at("bfloat", place, step * RUN + 2 * at))
+                    pair = code.value(f"bitcast {INTEGERS} {pair} to {_PAIRS}")
+                    group.found[row] = multiply_add(vectors, code, numbers, pair, group.found[row])
+    store_some(code, vectors, totals(rows))
     code.effect("ret void")
     return code.text()
 

@@ -10,13 +10,12 @@ products, which are integers below 2^24, times the scale.
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.rounded_rows.tiles import BYTES, FLOATS, INTEGERS, VECTOR, dot
-from jaxinfer.ops.cpu_kernels.sixteen_outputs import OUTPUTS, PART, ROWS, fours, spread_four, store_some
+from jaxinfer.ops.cpu_kernels.sixteen_outputs import PART, ROWS, each_group, fours, spread_four, store_some, totals
 from jaxinfer.ops.cpu_kernels.tiles import Vectors
 from jaxinfer.ops.few_bits.formats import RUN, Format
 
 # The numbers of a row that a lane multiplies by a vector of codes.
 _LANE = 4
-_LINE = 64
 _TILE = (
     "ptr %x, ptr %w, ptr %scales, ptr %minima, ptr %sums, ptr %row_scales, ptr %y, i64 %groups, i64 %pitch, "
     "i64 %stride, i64 %sum_pitch, i64 %width, i64 %count"
@@ -42,51 +41,27 @@ def grouped_tile(vectors: Vectors, form: Format, rows: int) -> str:
     """
     assert form.group is not None
     code = Code(f"internal void @{tile_name(rows)}({_TILE}) #0")
-    steps, run_bytes = form.group // RUN, form.row_bytes(RUN)
-    starts_x = [code.at("i8", "%x", code.arithmetic("mul", "%pitch", row)) for row in range(rows)]
-    starts_sums = [code.at("float", "%sums", code.arithmetic("mul", "%sum_pitch", row)) for row in range(rows)]
-    starts_w = [code.at("i8", "%w", code.arithmetic("mul", "%stride", output)) for output in range(OUTPUTS)]
-    # The outputs after these, of which each turn fetches as many bytes as it reads.
-    ahead = code.at("i8", "%w", code.arithmetic("mul", "%stride", OUTPUTS))
-    totals = [f"%total{row}" for row in range(rows)]
-    code.effect("br label %loop")
-    code.start("loop")
-    code.value("phi i64 [ 0, %entry ], [ %next, %loop ]", "%i")
-    for total in totals:
-        code.value(f"phi {FLOATS} [ zeroinitializer, %entry ], [ {total}_new, %loop ]", total)
-    of_x, of_w = (code.arithmetic("mul", "%i", size) for size in (form.group, steps * run_bytes))
-    fetched = code.at("i8", ahead, code.arithmetic("mul", "%i", OUTPUTS * steps * run_bytes))
-    for line in range(0, OUTPUTS * steps * run_bytes, _LINE):
-        code.effect(f"call void @llvm.prefetch.p0(ptr {code.at('i8', fetched, line)}, i32 0, i32 3, i32 1)")
-    products = ["zeroinitializer"] * rows
-    for step in range(steps):
-        codes = _codes(code, form, [code.at("i8", start, of_w) for start in starts_w], step * run_bytes)
-        for row, start in enumerate(starts_x):
-            place = code.at("i8", start, of_x)
-            for at, numbers in enumerate(codes):
-                four = spread_four(code, code.at("i8", place, step * RUN + at * _LANE))
-                four = code.value(f"bitcast {INTEGERS} {four} to {BYTES}")
-                products[row] = dot(code, vectors, numbers, four, products[row])
-    line = code.arithmetic("mul", "%i", OUTPUTS)
-    scales = code.load(FLOATS, code.at("float", "%scales", line), 4)
-    minima = code.load(FLOATS, code.at("float", "%minima", line), 4) if form.has_minima else ""
     shift = 128 if form.bits == 8 else form.offset or 0
-    for row, total in enumerate(totals):
-        found = code.value(f"sitofp {INTEGERS} {products[row]} to {FLOATS}")
-        if shift or minima:
-            own_sum = vectors.spread(code, code.load_at("float", starts_sums[row], "%i"))
+    with each_group(code, vectors, form, rows, "i8") as group:
+        products = ["zeroinitializer"] * rows
+        for step in range(form.group // RUN):
+            codes = _codes(code, form, group.w, step * form.row_bytes(RUN))
+            for row, place in enumerate(group.x):
+                for at, numbers in enumerate(codes):
+                    four = spread_four(code, code.at("i8", place, step * RUN + at * _LANE))
+                    four = code.value(f"bitcast {INTEGERS} {four} to {BYTES}")
+                    products[row] = dot(code, vectors, numbers, four, products[row])
+        group.found = [code.value(f"sitofp {INTEGERS} {each} to {FLOATS}") for each in products]
         if shift:
-            found = vectors.multiply_add(code, vectors.constant(float(-shift)), own_sum, found)
-        if minima:
-            total = vectors.multiply_add(code, minima, own_sum, total)
-        vectors.multiply_add(code, found, scales, total, f"{totals[row]}_new")
-    code.value("add i64 %i, 1", "%next")
-    code.branch(code.value("icmp slt i64 %next, %groups"), "loop", "done")
-    code.start("done")
+            taken = vectors.constant(float(-shift))
+            sums = [vectors.spread(code, code.load("float", each)) for each in group.sums]
+            group.found = [
+                vectors.multiply_add(code, taken, each, found) for each, found in zip(sums, group.found, strict=True)
+            ]
     scaled = []
-    for row, total in enumerate(totals):
+    for row, total in enumerate(totals(rows)):
         scale = vectors.spread(code, code.load_at("float", "%row_scales", row))
-        scaled.append(code.value(f"fmul {FLOATS} {total}_new, {scale}"))
+        scaled.append(code.value(f"fmul {FLOATS} {total}, {scale}"))
     store_some(code, vectors, scaled)
     code.effect("ret void")
     return code.text()
