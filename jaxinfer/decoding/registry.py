@@ -15,6 +15,7 @@ _NAMES = (
     "autoregressive",
     "auto",
     "draft_model",
+    "cascade",
     "prompt_lookup",
     "suffix",
     "token_recycling",

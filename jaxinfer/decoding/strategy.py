@@ -319,6 +319,13 @@ class Strategy(ABC):
         """
         return proposal.memory
 
+    def resumed(self, memory: Any, last: LastNode) -> Any:
+        """Return the memory for a text that others have carried on; ``last`` is what the target answered at its end.
+
+        Right as it is for what remembers nothing of the text's end, which is read from the state.
+        """
+        return memory
+
 
 def current_tokens(state: DecodeState) -> Int[Array, " B"]:
     """Return each row's current token: known, not yet in the cache."""

@@ -235,4 +235,4 @@ def drafting_trips(strategy: Strategy) -> int:
 def _speculation(deployment: Deployment, programs: Mapping[str, ProgramReport]) -> Speculation:
     strategy = deployment.strategy
     cost = programs["verify"].roofline_seconds / programs["decode"].roofline_seconds
-    return Speculation(strategy.headroom, strategy.max_depth, cost, acceptance_needed(cost, strategy.max_depth))
+    return Speculation(strategy.num_nodes, strategy.max_depth, cost, acceptance_needed(cost, strategy.max_depth))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxinfer.checkpoint.first_layers import check_layers
 from jaxinfer.decoding.registry import parse_strategy
+from jaxinfer.decoding.strategies.cascade import Cascade
 from jaxinfer.decoding.strategies.dflash import DFlash
 from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategies.eagle import Eagle
@@ -30,8 +31,9 @@ from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.parallel.partitioner import Partitioned
 from jaxinfer.parallel.rules import parameter_shardings
 from jaxinfer.planning.compile import split_decoder
+from jaxinfer.planning.few_bits import planned_weights
 from jaxinfer.planning.known_models import planned_config
-from jaxinfer.planning.placement import placed
+from jaxinfer.planning.placement import placed, placed_params
 
 # As many as the depth of the published trees.
 _NUM_HEADS = 4
@@ -60,6 +62,8 @@ def _described(strategy: Strategy, config: DecoderConfig, mesh: MeshConfig, dtyp
     target = split_decoder(config, mesh, dtype)
     if isinstance(strategy, DraftModel):
         return _draft_model(strategy, config, mesh, dtype)
+    if isinstance(strategy, Cascade):
+        return _cascade(strategy, config, mesh, dtype)
     if isinstance(strategy, Medusa) and not strategy.heads:
         if (num_nodes := read_growth(strategy.tree)) is not None:
             growth = check_growth(Growth(num_nodes, _NUM_HEADS))
@@ -95,6 +99,14 @@ def _draft_model(strategy: DraftModel, config: DecoderConfig, mesh: MeshConfig, 
         return strategy
     part = _small_model(strategy.name, strategy.model, strategy.layers, config, mesh, dtype)
     return replace(strategy, config=part.config, backend=part.backend, params=abstract_params(*part))
+
+
+def _cascade(strategy: Cascade, config: DecoderConfig, mesh: MeshConfig, dtype: str) -> Cascade:
+    """Describe the weights in fewer bits, and drafters that need no training unless a folder of heads is named."""
+    part = split_decoder(config, mesh, dtype)
+    drafter = _described(strategy.drafter_for(Target(*part, {})), config, mesh, dtype)
+    params = placed_params(*part, mesh.abstract, planned_weights(strategy.weights))
+    return replace(strategy, drafter=drafter, config=part.config, backend=part.backend, params=params)
 
 
 def _small_model(

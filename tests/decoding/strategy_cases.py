@@ -10,12 +10,14 @@ import numpy as np
 
 from jaxinfer import LanguageModel, Strategy
 from jaxinfer.decoding.registry import parse_strategy
+from jaxinfer.decoding.strategies.cascade import Cascade
 from jaxinfer.decoding.strategies.dflash import DFlash
 from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategies.eagle import Eagle
 from jaxinfer.decoding.strategies.layerskip import LayerSkip
 from jaxinfer.decoding.strategies.medusa import Medusa
 from jaxinfer.decoding.strategies.mtp import Mtp
+from jaxinfer.decoding.strategies.prompt_lookup import PromptLookup
 from jaxinfer.decoding.strategies.streams import Streams
 from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
 from jaxinfer.decoding.strategies.triforce import TriForce
@@ -111,6 +113,17 @@ def _fit_layerskip(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strat
     return replace(strategy, exit_layer=lm.config.num_layers - 1)
 
 
+def _fit_cascade(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
+    """Draft with weights much like the model's, and with fitted heads where a folder of them is named."""
+    assert isinstance(strategy, Cascade)
+    drafter = strategy.drafter
+    if strategy.heads:
+        parts = _fit_medusa(Medusa(), lm, texts), PromptLookup(num_draft_tokens=3)
+        drafter = SumOfDrafters(parts, strategy.nodes)
+    weights = perturbed(lm.params, 0.15)
+    return replace(strategy, drafter=drafter, config=lm.config, backend=lm.backend, params=weights)
+
+
 def _fit_parts(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
     assert isinstance(strategy, SumOfDrafters)
     return replace(strategy, parts=tuple(CASES[part.name].fit(part, lm, texts) for part in strategy.parts))
@@ -186,6 +199,17 @@ CASES: Mapping[str, Case] = MappingProxyType(
                 "gpt2": "draft_model:schedule=bass,num_draft_tokens=2,max_draft_tokens=6",
                 "float64": "draft_model:schedule=confidence,num_draft_tokens=5",
                 "alone": "draft_model:schedule=heuristic,num_draft_tokens=2,max_draft_tokens=6",
+            },
+        ),
+        "cascade": Case(
+            "cascade:heads=fitted,num_draft_tokens=4,nodes=8",
+            "gemma2",
+            Split("data=2,tensor=2", "opt"),
+            _fit_cascade,
+            {
+                "opt": "cascade:num_draft_tokens=5,nodes=4",
+                "gpt2": "cascade:heads=fitted,num_draft_tokens=6,nodes=6",
+                "trained": "cascade:heads=fitted,num_draft_tokens=3,nodes=6",
             },
         ),
         "prompt_lookup": Case(

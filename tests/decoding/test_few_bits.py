@@ -12,7 +12,7 @@ from jaxinfer import LanguageModel
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.decoder import output_logits
 from jaxinfer.models.layers import KERNEL
-from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, INT8, TWO_OF_FOUR, Format, blocks, int4
+from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, INT8, TWO_OF_FOUR, Format, int4
 from jaxinfer.ops.few_bits.quantized_array import is_quantized
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 from tests.decoding.covered_models import OTHER_SAMPLINGS, VOCAB_SIZE, random_model
@@ -21,7 +21,7 @@ from tests.decoding.rows import Row, request, run
 from tests.decoding.strategy_cases import CASES
 
 FORMS = {"int4": int4(32, False), "int8": INT8, "Q8_0": GGUF_FORMATS["Q8_0"]}
-FORMS |= {"2:4": TWO_OF_FOUR, "blocks": blocks((1, 2))}
+FORMS |= {"2:4": TWO_OF_FOUR}
 # Of models that round rows to bytes too.
 FORMS |= {"int8, rows in int8": INT8, "int4, rows in int8": int4(32, False)}
 LENGTHS = (33, 1, 17)

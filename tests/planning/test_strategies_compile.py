@@ -36,7 +36,9 @@ from jaxinfer.models.drafters.eagle import init_eagle, shape_for
 from jaxinfer.models.drafters.mtp import init_mtp
 from jaxinfer.models.drafters.streams import StreamsConfig, init_streams
 from jaxinfer.ops.backend import choose_backend
+from jaxinfer.parallel.mesh import MeshConfig
 from jaxinfer.planning.compile import compile_programs
+from jaxinfer.planning.strategies import planned_strategy
 from jaxinfer.planning.topology import tensor_mesh, without_persistent_cache
 from jaxinfer.sampling import SamplingParams, sampling_arrays
 from tests.planning.buffers import largest_buffers
@@ -86,6 +88,7 @@ def shaped() -> dict[str, Strategy]:
     """Return those whose options name weights, or that are to be large here; every other is as its name alone says."""
     return {
         "auto": parse_strategy("auto:nodes=16"),
+        "cascade": planned_strategy("cascade", LLAMA_2_7B, MeshConfig(), "bfloat16"),
         "draft_model": DraftModel(
             schedule="bass", config=LLAMA_68M, backend=BACKEND, params=abstract_params(LLAMA_68M, BACKEND)
         ),
@@ -117,7 +120,9 @@ def test_a_step_copies_no_cache(name):
     """Temporaries stay under a twentieth of the cache, of which a copy would take half."""
     strategy = shaped().get(name) or parse_strategy(name)
     max_len = -(-(2048 + strategy.headroom) // 16) * 16
-    found = compile_programs(LLAMA_2_7B, "v5e:1x1", batch=1, max_len=max_len, prompt_tokens=None, strategy=strategy)[
+    # The weights and those in four bits are more than 16 GB.
+    chip = "v6e:1x1" if name == "cascade" else "v5e:1x1"
+    found = compile_programs(LLAMA_2_7B, chip, batch=1, max_len=max_len, prompt_tokens=None, strategy=strategy)[
         "decode"
     ]
     check_in_place(found.alias_bytes, found.temporary_bytes, found.cache_bytes, found.hlo)

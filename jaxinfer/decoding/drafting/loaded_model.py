@@ -1,15 +1,19 @@
 """Draft models as a target needs them: loaded in its dtype, split over its devices, of its vocabulary."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from jaxinfer.checkpoint.few_bits import FewBits
-from jaxinfer.checkpoint.first_layers import first_layers
+from jaxinfer.checkpoint.first_layers import check_layers, first_layers
 from jaxinfer.checkpoint.matrix_readers import choose_reader
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.decoding.strategy import Target
 from jaxinfer.errors import InvalidOption
-from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.config import DecoderConfig, shallower
+from jaxinfer.models.decoder import abstract_params
 from jaxinfer.models.families.registry import family_of
+from jaxinfer.models.few_bits import in_few_bits
+from jaxinfer.models.stacking import arranged
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend, choose_backend
 
@@ -56,6 +60,27 @@ def place_draft_model(
     params = target.partitioner.place_params(config, backend, params)
     part = target.partitioner.partition(config, backend)
     return LoadedModel(part.config, part.backend, params)
+
+
+def in_fewer_bits(strategy: str, few_bits: FewBits | None, target: Target, layers: int = 0) -> LoadedModel:
+    """Round the target's own weights, or those of its first ``layers``, to fewer bits; what else it has is shared.
+
+    Raise InvalidOption for bits that weights are not rounded to.
+    """
+    if few_bits is None or few_bits.form is None:
+        named = "no weights" if few_bits is None else few_bits.name
+        raise InvalidOption(f"{strategy}: {named} is no form to round the target to: use int4 or int8")
+    config, params = target.config, target.params
+    if layers:
+        check_layers(config, layers, f"{strategy}: layers")
+        config = shallower(config, layers)
+        params = arranged(params, abstract_params(config, target.backend))
+    named = f"{strategy}: weights={few_bits.name}"
+    params = in_few_bits(params, few_bits.form, named, only_experts=few_bits.only_experts)
+    # Drafts need not have the bits of other steps. Weights in few bits are read whole.
+    backend = replace(target.backend, step_rows=1, sparsity=None)
+    part = target.partitioner.partition(config, backend)
+    return LoadedModel(part.config, part.backend, target.partitioner.place_params(config, backend, params))
 
 
 def check_vocabulary(strategy: str, model: str, config: DecoderConfig, target: Target) -> None:

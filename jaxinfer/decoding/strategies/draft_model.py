@@ -6,11 +6,11 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax.numpy as jnp
 
 from jaxinfer.cache.interface import LayeredCache
-from jaxinfer.checkpoint.few_bits import FewBits, parse_few_bits
+from jaxinfer.checkpoint.few_bits import parse_few_bits
 from jaxinfer.checkpoint.first_layers import check_layers
 from jaxinfer.decoding.acceptance.walk import Walk
 from jaxinfer.decoding.drafting.chain import draft_chain
-from jaxinfer.decoding.drafting.loaded_model import load_draft_model, place_draft_model
+from jaxinfer.decoding.drafting.loaded_model import in_fewer_bits, load_draft_model, place_draft_model
 from jaxinfer.decoding.drafting.model_chain import ModelChain
 from jaxinfer.decoding.drafting.model_tree import Level, check_ranks, draft_tree, num_ranks, num_run
 from jaxinfer.decoding.drafting.schedules import FIRST, MOST, SCHEDULES, Lengths, Schedule, first_lengths, next_lengths
@@ -24,12 +24,10 @@ from jaxinfer.decoding.trees.dynamic import Growth, check_growth, read_growth
 from jaxinfer.decoding.trees.static import Paths, read_tree, tree_depth
 from jaxinfer.decoding.trees.tree import chain
 from jaxinfer.errors import InvalidOption
-from jaxinfer.models.config import DecoderConfig, shallower
-from jaxinfer.models.decoder import Decoder, abstract_params, create_cache
-from jaxinfer.models.few_bits import in_few_bits
+from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.first_layers import FirstLayers
 from jaxinfer.models.model import Model
-from jaxinfer.models.stacking import arranged
 from jaxinfer.notation import Array
 from jaxinfer.ops.backend import Backend
 from jaxinfer.parallel.partitioner import Partitioner
@@ -181,8 +179,7 @@ class DraftModel(Strategy):
             raise InvalidOption("draft_model: name the draft model, as in draft_model:model=PATH_OR_HUB_ID")
         few_bits = parse_few_bits(self.weights or ("int4:group=32" if self.model == _SELF else None))
         if self.model == _SELF:
-            assert few_bits is not None
-            return shaped._in_few_bits(few_bits, target)
+            return replace(shaped, **in_fewer_bits(self.name, few_bits, target, self.layers)._asdict())
         return replace(shaped, **load_draft_model(self.name, self.model, target, self.layers, few_bits)._asdict())
 
     @property
@@ -237,23 +234,6 @@ class DraftModel(Strategy):
                 f"draft_model: {given}={getattr(self, given)} does not go with devices=, which drafts chains of one "
                 f"length: leave {given}= out"
             )
-
-    def _in_few_bits(self, few_bits: FewBits, target: Target) -> "DraftModel":
-        """Draft with the target's own weights in fewer bits; norms and what else stays is shared with it."""
-        if few_bits.form is None:
-            raise InvalidOption(f"draft_model: {few_bits.name} is no form to round the target to: use int4 or int8")
-        if target.partitioner.mesh is not None:
-            raise InvalidOption("draft_model: model=self runs on one device: name a folder, which is read by parts")
-        config, params = target.config, target.params
-        if self.layers:
-            check_layers(config, self.layers, "draft_model: layers")
-            config = shallower(config, self.layers)
-            params = arranged(params, abstract_params(config, target.backend))
-        named = f"draft_model: weights={few_bits.name}"
-        params = in_few_bits(params, few_bits.form, named, only_experts=few_bits.only_experts)
-        # Drafts need not have the bits of other steps. Weights in few bits are read whole.
-        part = target.partitioner.partition(config, replace(target.backend, step_rows=1, sparsity=None))
-        return replace(self, config=part.config, backend=part.backend, params=params)
 
     def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> DraftModelMemory:
         drafter = self._drafter(model, params)

@@ -10,7 +10,7 @@ from jaxinfer.decoding.acceptance.walk import Walk
 from jaxinfer.decoding.drafting.growing_drafter import GrowingDrafter, guess_by_depth
 from jaxinfer.decoding.options import check_choice, check_range
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.strategy import Prefilled, Proposal, Target, Verified, current_tokens, few_nodes
+from jaxinfer.decoding.strategy import LastNode, Prefilled, Proposal, Target, Verified, current_tokens, few_nodes
 from jaxinfer.decoding.trees.dynamic import Beams, Growth, Guess, check_growth, follow, grow, read_growth
 from jaxinfer.decoding.trees.static import CAUTION, Paths, all_valid, fill_tree, lay_out, tree_depth
 from jaxinfer.errors import InvalidOption
@@ -111,6 +111,9 @@ class Medusa(GrowingDrafter):
         walk: Walk,
     ) -> Float[Array, "B D"]:
         return verified.last.hidden_BD
+
+    def resumed(self, memory: Float[Array, "B D"], last: LastNode) -> Float[Array, "B D"]:
+        return last.hidden_BD
 
     def _check_fit(self, params: Params, shaped: "Medusa", target: Target) -> None:
         where = self.heads or "the heads given"

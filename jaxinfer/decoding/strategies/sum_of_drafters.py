@@ -11,7 +11,7 @@ from jaxinfer.decoding.acceptance.walk import Walk
 from jaxinfer.decoding.drafting.part_view import part_view
 from jaxinfer.decoding.options import check_range
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.strategy import Nodes, Prefilled, Proposal, Strategy, Target, Verified, few_nodes
+from jaxinfer.decoding.strategy import LastNode, Nodes, Prefilled, Proposal, Strategy, Target, Verified, few_nodes
 from jaxinfer.decoding.trees.merge import merge, select
 from jaxinfer.decoding.trees.static import MAX_NODES
 from jaxinfer.decoding.trees.tree import ancestors, depths
@@ -200,6 +200,11 @@ class SumOfDrafters(Strategy):
             tries_BAM += is_kind_BA1 & was_tried_BM[:, None]
             chances.append(Chances(tries_BAM, hits_BAM + (is_kind_BA1 & was_taken_BM[:, None])))
         return SumMemory(tuple(memories), tuple(chances))
+
+    def resumed(self, memory: SumMemory, last: LastNode) -> SumMemory:
+        return memory._replace(
+            memories=tuple(part.resumed(each, last) for part, each in zip(self.parts, memory.memories))
+        )
 
     @property
     def _least_nodes(self) -> int:
