@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxinfer.notation import Array, Float, Int8
+from jaxinfer.notation import Array, Float
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.column_products import multiply_columns
 from jaxinfer.ops.cpu_kernels import products
@@ -63,15 +63,12 @@ def linears(
 
 def product(
     inputs: Float[Array, "*rows d_in"],
-    kernel: Float[Array, "d_out d_in"] | Float[Array, "d_in d_out"] | Int8[Array, "d_out d_in"] | QuantizedArray,
+    kernel: Float[Array, "d_out d_in"] | Float[Array, "d_in d_out"] | QuantizedArray,
     backend: Backend,
     transposed: bool = False,
     split: Split = WHOLE,
 ) -> Float[Array, "*rows d_out"]:
-    """Multiply the last axis by a kernel, in the accumulator's dtype (float32, or float64 for float64 weights).
-
-    Only the CPU kernels multiply int8 (`jaxinfer.ops.seven_bits`).
-    """
+    """Multiply the last axis by a kernel, in the accumulator's dtype (float32, or float64 for float64 weights)."""
     return _products(inputs, [kernel], backend, transposed, split)[0]
 
 
@@ -168,8 +165,7 @@ def _multiply_by_kernels(inputs: Any, kernels: Sequence[Any], backend: Backend, 
     rows = row_axes(lead, backend)
     parts = PartitionSpec(*rows, in_axis), *[PartitionSpec(out_axis, in_axis)] * len(kernels)
     run = backend.on_devices(multiply, parts, PartitionSpec(*rows, out_axis))
-    row_dtype = jnp.bfloat16 if dtype == jnp.int8 else dtype
-    return run(inputs.astype(row_dtype), *map(jnp.asarray, kernels))
+    return run(inputs.astype(dtype), *map(jnp.asarray, kernels))
 
 
 def _joined(outputs: list[Any], in_axis: str | None, backend: Backend) -> list[Any]:

@@ -16,6 +16,7 @@ from jaxinfer.decoding.trees.static import CAUTION, Paths, tree_depth
 from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Params
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 
 TokenPath = tuple[int, ...]
 
@@ -150,17 +151,18 @@ def expected_steps(
 def head_scores(head: Params, hidden_D: np.ndarray, along_PD: np.ndarray) -> np.ndarray:
     """Return a head's scores of its vocabulary, after a hidden state and the embeddings of the tokens drafted on."""
     (block,) = head["blocks"]
-    kernel = np.asarray(block["kernel"])
-    is_conditioned = kernel.shape[1] > len(hidden_D)
+    is_conditioned = block["kernel"].shape[1] > len(hidden_D)
     inputs = np.concatenate([hidden_D, along_PD.reshape(-1)]) if is_conditioned else hidden_D
-    inner = _silu(kernel @ inputs + np.asarray(block["bias"]))
-    state_D = hidden_D + (np.asarray(block["out"]) @ inner if "out" in block else inner)
-    output = head["output"]
-    if "scale" not in output:
-        return np.asarray(output["kernel"]) @ state_D
-    # Rounded, as a CPU's drafters are.
-    rounded_D = np.asarray(jnp.asarray(state_D, jnp.bfloat16), np.float32)
-    return (np.asarray(output["kernel"], np.float32) @ rounded_D) * np.asarray(output["scale"])
+    inner = _silu(multiplied(block["kernel"], inputs) + np.asarray(block["bias"]))
+    state_D = hidden_D + (multiplied(block["out"], inner) if "out" in block else inner)
+    return multiplied(head["output"]["kernel"], state_D)
+
+
+def multiplied(matrix: Any, vector: np.ndarray) -> np.ndarray:
+    """Return a product with a matrix of a drafter, which a CPU holds in few bits and multiplies with bfloat16."""
+    if isinstance(matrix, QuantizedArray):
+        return np.asarray(matrix.dequantize()) @ np.asarray(jnp.asarray(vector, jnp.bfloat16), np.float32)
+    return np.asarray(matrix) @ vector
 
 
 def _pairs(hidden_TD: np.ndarray, targets: np.ndarray, index: int) -> tuple[np.ndarray, np.ndarray]:

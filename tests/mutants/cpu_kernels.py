@@ -44,13 +44,6 @@ FAULTS: tuple[Fault, ...] = (
         f"{_PRODUCTS}::test_whatever_the_pool_does_products_are_whole_and_records_freed",
     ),
     Fault(
-        "all rows of seven-bit products lose the offset of the first",
-        f"{_FOLDER}/dot_tiles.py",
-        "offsets[at // outputs]",
-        "offsets[0]",
-        f"{_PRODUCTS}::test_rows_times_weights_of_any_shape",
-    ),
-    Fault(
         "a tile of many rows rounds products before it adds them",
         f"{_FOLDER}/dot_tiles.py",
         "self._vectors.multiply_add(self._code, one, other, to, name)",

@@ -25,12 +25,12 @@ from jaxinfer.models.drafters.eagle import (
     next_embeddings,
     run_places,
 )
+from jaxinfer.models.drafters.four_bits import in_four_bits
 from jaxinfer.models.drafters.heads import top_chances, vocabulary_rows
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Bool, Float, Int, Params
 from jaxinfer.ops.masks import causal_ancestors, visible_slots
 from jaxinfer.ops.rows import take_rows
-from jaxinfer.ops.seven_bits import round_rows, rounds
 
 # How deep published trees are.
 _DEEPEST = 8
@@ -111,7 +111,10 @@ class Eagle(GrowingDrafter):
         place, rest = target.partitioner, {name: value for name, value in params.items() if name != "output"}
         placed = place.place(rest)
         if "output" in params:
-            placed |= place.place_heads({"output": _rounded(params["output"], target)})
+            # It only drafts.
+            backend = place.partition(target.config, target.backend).backend
+            output = {**params["output"], "kernel": in_four_bits(params["output"]["kernel"], backend)}
+            placed |= place.place_heads({"output": output})
         return replace(shaped, params=placed)
 
     def start(self, model: Model, params: Params, state: DecodeState, prefilled: Prefilled) -> EagleCache:
@@ -242,12 +245,3 @@ def _placed(sees_BWN: Bool[Array, "B W N"], start_B: Int[Array, " B"], num_slots
     inside_BS = (index_BS >= 0) & (index_BS < total)
     index_BWS = jnp.broadcast_to(jnp.clip(index_BS, 0, max(total - 1, 0))[:, None], (batch, width, num_slots))
     return inside_BS[:, None] & jnp.take_along_axis(sees_BWN, index_BWS, axis=2)
-
-
-def _rounded(output: Params, target: Target) -> Params:
-    """Return an output matrix that is rounded where that is faster, for it only drafts."""
-    backend = target.partitioner.partition(target.config, target.backend).backend
-    if "scale" in output or not rounds(output["kernel"], backend):
-        return output
-    integers, scale = round_rows(output["kernel"])
-    return {**output, "kernel": integers, "scale": scale}

@@ -14,13 +14,13 @@ from jaxinfer.decoding.strategy import LastNode, Prefilled, Proposal, Target, Ve
 from jaxinfer.decoding.trees.dynamic import Beams, Growth, Guess, check_growth, follow, grow, read_growth
 from jaxinfer.decoding.trees.static import CAUTION, Paths, all_valid, fill_tree, lay_out, tree_depth
 from jaxinfer.errors import InvalidOption
+from jaxinfer.models.drafters.four_bits import heads_in_four_bits
 from jaxinfer.models.drafters.heads import (
     head_logits,
     head_states,
     heads_width,
     is_conditioned,
     plain_logits,
-    rounded_outputs,
     top_chances,
     vocabulary_rows,
 )
@@ -35,7 +35,7 @@ class Medusa(GrowingDrafter):
     ``heads`` is a folder of heads (`jaxinfer.checkpoint.drafters.heads`); it, ``tree``, ``paths`` and ``params`` are as
     in `TreeDrafter`, but a tree can also be ``dynamic:N``, for the N nodes that the heads find likeliest at each step
     (`jaxinfer.decoding.trees.dynamic`), which ``growth`` is itself. ``epsilon`` and ``delta`` are those of typical
-    acceptance. On a CPU own output matrices of heads are rounded to seven bits (`jaxinfer.ops.seven_bits`): with
+    acceptance. On a CPU the heads' own matrices are rounded to four bits (`jaxinfer.models.drafters.four_bits`): with
     ``params``, resolve it once.
     """
 
@@ -82,7 +82,7 @@ class Medusa(GrowingDrafter):
             params = {**params, "output": vocabulary_rows(target.config, target.params, params["ids"])}
         # Those that are used alone, and rounded, for they only draft.
         params = {**params, "heads": params["heads"][: shaped.max_depth]}
-        params = rounded_outputs(params, target.partitioner.partition(target.config, target.backend).backend)
+        params = heads_in_four_bits(params, target.partitioner.partition(target.config, target.backend).backend)
         return replace(shaped, params=target.partitioner.place_heads(params))
 
     def start(self, model: Model, params: Params, state: DecodeState, prefilled: Prefilled) -> Float[Array, "B D"]:

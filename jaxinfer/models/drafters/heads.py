@@ -25,7 +25,6 @@ from jaxinfer.notation import DATA, TENSOR, Array, Float, Int, Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.matmul import linear, product
-from jaxinfer.ops.seven_bits import round_rows, rounded_product, rounds
 from jaxinfer.ops.top_k import top_k
 
 
@@ -66,10 +65,7 @@ def head_logits(
     output = head_params["heads"][index].get("output") or head_params.get("output")
     if output is None:
         return model.logits(states)
-    if "scale" in output:
-        logits = rounded_product(states, output["kernel"], output["scale"], model.decoder.backend)
-    else:
-        logits = product(states, output["kernel"], model.decoder.backend, split=(TENSOR, None))
+    logits = product(states, output["kernel"], model.decoder.backend, split=(TENSOR, None))
     return logits + output["bias"].astype(logits.dtype) if "bias" in output else logits
 
 
@@ -99,18 +95,6 @@ def top_chances(
     best, wide = (each.astype(jnp.promote_types(each.dtype, jnp.float32)) / temperature for each in (best, logits))
     best -= jax.nn.logsumexp(wide, axis=-1, keepdims=True)
     return best, head_params["ids"][rows] if "ids" in head_params else rows
-
-
-def rounded_outputs(head_params: Params, backend: Backend) -> Params:
-    """Return heads whose own output matrices are rounded, each with a ``"scale"``, where that is faster."""
-
-    def rounded(part: Params) -> Params:
-        if "output" not in part or not rounds(part["output"]["kernel"], backend):
-            return part
-        integers, scale = round_rows(part["output"]["kernel"])
-        return {**part, "output": {**part["output"], "kernel": integers, "scale": scale}}
-
-    return {**rounded(head_params), "heads": tuple(rounded(head) for head in head_params["heads"])}
 
 
 def vocabulary_rows(config: DecoderConfig, params: Mapping[str, Any], ids: Int[Array, " W"]) -> Params:

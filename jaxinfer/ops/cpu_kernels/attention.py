@@ -31,7 +31,7 @@ class Order(NamedTuple):
 def attends(dtype: Any, head_dim: int) -> bool:
     """Whether `attend_to_seen` supports keys and values of a dtype and a head width."""
     # Floats of 8 bits become float16 first.
-    needed = {"float32": "float32", "int8": "int8", "uint8": "float16"}.get(jnp.dtype(dtype).name)
+    needed = {"float32": "float32", "int8": "float32", "uint8": "float16"}.get(jnp.dtype(dtype).name)
     return needed is not None and multiplies(needed, head_dim)
 
 

@@ -2,27 +2,12 @@
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.slot_bytes import widened
-from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, OFFSET, SIZES, Vectors, masked_load, store_totals
+from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, SIZES, Vectors, masked_load, store_totals
 
 _PARAMETERS = (
     "ptr %x, ptr %w, ptr %y, ptr %sums, i64 %length, i64 %pitch, i64 %stride, i64 %width, ptr %ahead, i64 %others, "
     "i1 %begins, i1 %ends"
 )
-
-
-def has_offset(vectors: Vectors, dtype: str) -> bool:
-    """Whether products of this dtype add up integers plus 192."""
-    return dtype == "int8" and vectors.pairs(dtype)
-
-
-def sums_of_tile(vectors: Vectors, dtype: str, outputs: int, rows: int) -> int:
-    """Return how many vectors of sums a tile has."""
-    return outputs * rows + (rows if has_offset(vectors, dtype) else 0)
-
-
-def tile_rows(vectors: Vectors, dtype: str) -> int:
-    """Return the most rows of a tile."""
-    return min(vectors.rows, 4) if has_offset(vectors, dtype) else vectors.rows
 
 
 def dot_tile(vectors: Vectors, dtype: str, outputs: int, rows: int) -> str:
@@ -35,8 +20,7 @@ def dot_tile(vectors: Vectors, dtype: str, outputs: int, rows: int) -> str:
     of the step. For each output e the tile also prefetches row ``e & others`` from ``ahead`` on: 4, 2 or 1 in all.
     Without that, a processor waits for weights as long as it computes with them.
 
-    w is of ``dtype``, x of its `Vectors.row_dtype`. Integers are from `tiles.LEAST_INTEGER` to `tiles.MOST_INTEGER`.
-    Products of bfloat16 pairs use integers plus 192, and subtract products with 192 at the end.
+    w is of ``dtype``, x of its `Vectors.row_dtype`.
     """
     tile = _Tile(vectors, dtype, outputs, rows)
     return tile.text()
@@ -49,7 +33,7 @@ class _Tile:
         self._vectors, self._dtype, self._outputs, self._rows = vectors, dtype, outputs, rows
         self._kind, self._row_kind = LLVM_TYPES[dtype], LLVM_TYPES[vectors.row_dtype(dtype)]
         self._step = vectors.step(dtype)
-        self._sums = sums_of_tile(vectors, dtype, outputs, rows)
+        self._sums = outputs * rows
         self._code = Code(f"internal void @dot_{outputs}x{rows}({_PARAMETERS}) #0")
 
     def text(self) -> str:
@@ -113,11 +97,6 @@ class _Tile:
             for row, part_x in enumerate(parts_x):
                 place = row * self._outputs + output
                 self._multiply_add(part_w, part_x, f"%{before}{place}", f"%{after}{place}")
-        if has_offset(self._vectors, self._dtype):
-            first = self._outputs * self._rows
-            offsets = self._code.value(f"bitcast <{self._step} x i16> {self._offset()} to <{self._step} x bfloat>")
-            for row, part_x in enumerate(parts_x):
-                self._multiply_add(offsets, part_x, f"%{before}{first + row}", f"%{after}{first + row}")
 
     def _multiply_add(self, one: str, other: str, to: str, name: str) -> None:
         wide = self._vectors.wide
@@ -138,24 +117,12 @@ class _Tile:
             operands = f"ptr {place}, i32 {SIZES[kind]}, <{step} x i1> {mask}, {some} zeroinitializer"
             bits = code.value(f"call {some} {name}({operands})")
             numbers = code.value(f"bitcast {some} {bits} to <{step} x {kind}>")
-        if kind == "i8" and has_offset(self._vectors, self._dtype):
-            longer = code.value(f"sext <{step} x i8> {numbers} to <{step} x i16>")
-            greater = code.value(f"add <{step} x i16> {longer}, {self._offset()}")
-            return code.value(f"bitcast <{step} x i16> {greater} to <{step} x bfloat>")
         if kind == "float" or self._vectors.pairs(self._dtype):
             return numbers
         if kind == "i8":
             return widened(code, self._dtype, step, numbers)
         return code.value(f"fpext <{step} x {kind}> {numbers} to {self._vectors.wide}")
 
-    def _offset(self) -> str:
-        return f"<{', '.join([f'i16 {OFFSET}'] * self._step)}>"
-
     def _write(self, sums: list[str]) -> None:
         """Append stores of the totals of sums to y."""
-        code, wide, outputs = self._code, self._vectors.wide, self._outputs
-        count = outputs * self._rows
-        totals, offsets = sums[:count], sums[count:]
-        if offsets:
-            totals = [code.value(f"fsub {wide} {each}, {offsets[at // outputs]}") for at, each in enumerate(totals)]
-        store_totals(code, self._vectors, totals, outputs)
+        store_totals(self._code, self._vectors, sums, self._outputs)

@@ -3,7 +3,7 @@
 from functools import partial
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
-from jaxinfer.ops.cpu_kernels.dot_tiles import dot_tile, sums_of_tile, tile_rows
+from jaxinfer.ops.cpu_kernels.dot_tiles import dot_tile
 from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
 from jaxinfer.ops.cpu_kernels.product_pieces import chosen_matrix, chosen_tile, each_tile, even_tiles
 from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, OUTPUTS, SIZES, Vectors
@@ -63,7 +63,7 @@ def dot_module(vectors: Vectors, dtype: str, count: int = 1) -> str:
 
 def dot_functions(vectors: Vectors, dtype: str) -> list[str]:
     """Return ``dots(x, w, y, rows, outputs, length, pitch, stride, width)`` and its tiles (`dot_tile`)."""
-    counts = range(1, tile_rows(vectors, dtype) + 1)
+    counts = range(1, vectors.rows + 1)
     tiles = [dot_tile(vectors, dtype, outputs, rows) for outputs in (OUTPUTS, 1) for rows in counts]
     return [*tiles, _dots(vectors, dtype)]
 
@@ -105,7 +105,7 @@ def _dots(vectors: Vectors, dtype: str) -> str:
     passes over a block fetches a part of the next one: if one tile fetched it all, memory would rest while others work.
     """
     kind, row_kind, step = LLVM_TYPES[dtype], LLVM_TYPES[vectors.row_dtype(dtype)], vectors.step(dtype)
-    most = tile_rows(vectors, dtype)
+    most = vectors.rows
     parameters = "ptr %x, ptr %w, ptr %y, i64 %rows, i64 %outputs, i64 %length, i64 %pitch, i64 %stride, i64 %width"
     code = Code(f"internal void @dots({parameters}) #0")
     tiles = even_tiles(code, "%rows", most)
@@ -121,7 +121,7 @@ def _dots(vectors: Vectors, dtype: str) -> str:
     parts = code.ceiling("%length", _PART_BYTES // SIZES[row_kind])
     parts = code.value(f"select i1 {is_few}, i64 1, i64 {parts}")
     part = code.arithmetic("mul", code.ceiling(code.ceiling("%length", parts), step), step)
-    size = vectors.lanes * sums_of_tile(vectors, dtype, OUTPUTS, most)
+    size = vectors.lanes * OUTPUTS * most
     # A block has tiles of one output for less than OUTPUTS ones.
     all_sums = code.arithmetic("mul", code.arithmetic("add", code.arithmetic("sdiv", block, OUTPUTS), OUTPUTS), size)
     memory, sums = _allocate(code, f"icmp slt i64 {part}, %length", all_sums)

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.notation import Array, Float, Int, Int8
+from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.cpu_kernels.machine_code import IN_TILES, call, host_vectors
 from jaxinfer.ops.cpu_kernels.matrix_unit_code import matrix_module, scratch_numbers
 from jaxinfer.ops.cpu_kernels.product_code import dot_module
@@ -31,15 +31,14 @@ def multiplies(dtype: Any, numbers: int) -> bool:
 
 def multiply(
     rows_BCMK: Float[Array, "B C M K"],
-    weights_LBSF: Float[Array, "L B S F"] | Int8[Array, "L B S F"],
+    weights_LBSF: Float[Array, "L B S F"],
     layer: Int[Array, ""] | int,
     outputs: int,
 ) -> Float[Array, "B C M N"]:
     """Return the dot products of rows with the first ``outputs`` rows of ``weights[layer]``, in float32.
 
-    A row of weights has C parts of K numbers, and may have more. Both have one dtype, or the weights are int8, from
-    `tiles.LEAST_INTEGER` to `tiles.MOST_INTEGER`, and the rows bfloat16. Check `multiplies` first. If a compiler splits
-    arrays over devices, each device gets the whole array.
+    A row of weights has C parts of K numbers, and may have more. Both have one dtype. Check `multiplies` first. If a
+    compiler splits arrays over devices, each device gets the whole array.
     """
     return multiply_by_each(rows_BCMK, (weights_LBSF,), layer, (outputs,))[0]
 
@@ -47,7 +46,7 @@ def multiply(
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
 def multiply_by_each(
     rows_BCMK: Float[Array, "B C M K"],
-    weights: tuple[Float[Array, "L B _ _"] | Int8[Array, "L B _ _"], ...],
+    weights: tuple[Float[Array, "L B _ _"], ...],
     layer: Int[Array, ""] | int,
     outputs: tuple[int, ...],
 ) -> tuple[Float[Array, "B C M _"], ...]:
@@ -88,8 +87,7 @@ def _check_fit(rows_BCMK: jax.Array, stack_LBSF: jax.Array, outputs: int) -> Non
     batch, groups, _, numbers = rows_BCMK.shape
     _, batches, lines, stride = stack_LBSF.shape
     fits = batches == batch and outputs <= lines and groups * numbers <= stride
-    dtype = jnp.dtype(jnp.bfloat16) if stack_LBSF.dtype == jnp.int8 else stack_LBSF.dtype
-    if not fits or rows_BCMK.dtype != dtype or 0 in (*rows_BCMK.shape, *stack_LBSF.shape):
+    if not fits or rows_BCMK.dtype != stack_LBSF.dtype or 0 in (*rows_BCMK.shape, *stack_LBSF.shape):
         raise ValueError(f"{rows_BCMK.dtype}{rows_BCMK.shape} and {stack_LBSF.dtype}{stack_LBSF.shape} do not fit")
 
 

@@ -9,17 +9,13 @@ import numpy as np
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
 
-# The types of weights, and of the rows that they multiply.
+# The types of weights and cached rows, and of the rows that they multiply.
 LLVM_TYPES = {"float32": "float", "bfloat16": "bfloat", "float16": "half", "int8": "i8", "uint8": "i8"}
 SIZES = {"float": 4, "bfloat": 2, "half": 2, "i8": 1}
 # How LLVM names the types of masked loads, by their bytes. More processors have instructions for i16 than for floats.
 _MASKED = {4: ("f32", "float"), 2: ("i16", "i16"), 1: ("i8", "i8")}
 # The outputs of a tile.
 OUTPUTS = 4
-
-# Adding an integer from -64 to 63 to the bits of the bfloat16 192 gives the bfloat16 192 plus that integer.
-LEAST_INTEGER, MOST_INTEGER = -64, 63
-OFFSET = 0x4340
 
 _PAUSE_X86 = "void @llvm.x86.sse2.pause()"
 _PAUSE_ARM = "void @llvm.aarch64.hint(i32 1)"
@@ -50,7 +46,7 @@ class Vectors:
 
     def pairs(self, dtype: str) -> bool:
         """Whether products of this dtype use pairs."""
-        return dtype in ("bfloat16", "int8") and self.pairs_bfloat16
+        return dtype == "bfloat16" and self.pairs_bfloat16
 
     def row_dtype(self, dtype: str) -> str:
         """Return the dtype of rows that weights of a dtype multiply."""
@@ -95,10 +91,10 @@ def describe_vectors(triple: str, features: Mapping[str, bool]) -> Vectors | Non
     """Return the vectors of a processor with these LLVM features; None for an unknown kind."""
     make = triple.partition("-")[0]
     if make in ("aarch64", "arm64"):
-        return Vectors(4, 6, False, ("float32", "bfloat16", "float16", "int8"), _PAUSE_ARM)
+        return Vectors(4, 6, False, ("float32", "bfloat16", "float16"), _PAUSE_ARM)
     if make not in ("x86_64", "amd64"):
         return None
-    dtypes = ("float32", "bfloat16", "int8", *(["float16"] if features.get("f16c") else []))
+    dtypes = ("float32", "bfloat16", *(["float16"] if features.get("f16c") else []))
     if features.get("avx512f"):
         has_unit = features.get("amx-tile", False) and features.get("amx-bf16", False)
         dots_bytes = features.get("avx512vnni", False)

@@ -24,7 +24,7 @@ from jaxinfer.models.drafters.eagle import default_features, fused
 from jaxinfer.models.model import Model
 from tests.cache.test_features import expected
 from tests.decoding.fitted_eagle import fit_eagle
-from tests.decoding.fitted_heads import best_paths
+from tests.decoding.fitted_heads import best_paths, multiplied
 from tests.decoding.published_eagle import PublishedDrafter, write_published
 from tests.toys import fable_tokens
 
@@ -116,11 +116,7 @@ def logits_of(lm: LanguageModel, output: Any, output_D: np.ndarray) -> np.ndarra
     if output is None:
         table = lm.params["embed"]["embedding"] if lm.config.tied_embeddings else lm.params["head"]["kernel"]
         return np.asarray(table) @ output_D
-    if "scale" not in output:
-        return np.asarray(output["kernel"]) @ output_D
-    # Rounded, as a CPU's drafters are.
-    rounded_D = np.asarray(jnp.asarray(output_D, jnp.bfloat16), np.float32)
-    return (np.asarray(output["kernel"], np.float32) @ rounded_D) * np.asarray(output["scale"])
+    return multiplied(output["kernel"], output_D)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def leaves_out(dtype: Any, features: int, model_dim: int) -> bool:
     A matrix unit adds in an order of its own, and pairs of bfloat16 need an even number of features.
     """
     vectors, name = host_vectors(), jnp.dtype(dtype).name
-    if vectors is None or name not in vectors.dtypes or name == "int8" or not features or not model_dim:
+    if vectors is None or name not in vectors.dtypes or not features or not model_dim:
         return False
     in_unit = vectors.tiles(name, features) or vectors.tiles(name, model_dim)
     return not in_unit and not (vectors.pairs(name) and features % 2)

@@ -2,7 +2,7 @@
 
 from jaxinfer.ops.cpu_kernels.active.lists import list_function
 from jaxinfer.ops.cpu_kernels.assembly import Code
-from jaxinfer.ops.cpu_kernels.dot_tiles import dot_tile, tile_rows
+from jaxinfer.ops.cpu_kernels.dot_tiles import dot_tile
 from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
 from jaxinfer.ops.cpu_kernels.product_pieces import chosen_tile, each_tile, even_tiles
 from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, Vectors
@@ -28,7 +28,7 @@ def row_module(vectors: Vectors, dtype: str) -> str:
         pointers = {"x": x.numbers, "active": active.numbers, "w": w.numbers, "y": results[0].numbers}
         return Plan(pointers, numbers, code.ceiling(outputs, span), code.arithmetic("mul", length, outputs))
 
-    tiles = [dot_tile(vectors, dtype, 1, rows) for rows in range(1, tile_rows(vectors, dtype) + 1)]
+    tiles = [dot_tile(vectors, dtype, 1, rows) for rows in range(1, vectors.rows + 1)]
     functions = [list_function(vectors, False, 1), *tiles, _piece(vectors, dtype)]
     return make_module(vectors, functions, _RECORD, (3, 1), plan)
 
@@ -36,7 +36,7 @@ def row_module(vectors: Vectors, dtype: str) -> str:
 def _piece(vectors: Vectors, dtype: str) -> str:
     """Return ``piece(record, index)``, which computes the active ones of ``span`` outputs for all rows."""
     code = Code("internal void @piece(ptr %record, i64 %index) #0")
-    kind, row_kind, most = LLVM_TYPES[dtype], LLVM_TYPES[vectors.row_dtype(dtype)], tile_rows(vectors, dtype)
+    kind, row_kind, most = LLVM_TYPES[dtype], LLVM_TYPES[vectors.row_dtype(dtype)], vectors.rows
     x, active, w, y = (_RECORD.pointer(code, name) for name in ("x", "active", "w", "y"))
     rows, length, outputs, span = (_RECORD.number(code, name) for name in ("rows", "length", "outputs", "span"))
     first = code.arithmetic("mul", "%index", span)
