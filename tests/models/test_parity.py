@@ -260,7 +260,7 @@ def test_configurations_of_transformers_4_and_5_mean_the_same(case, name):
     ("dtype", "version", "options"),
     [
         ("float32", 4, {"max_shard_size": "20KB"}),
-        pytest.param("bfloat16", 5, {}, marks=pytest.mark.slow),
+        pytest.param("bfloat16", 5, {}, marks=pytest.mark.exhaustive),
         pytest.param("float16", 5, {"max_shard_size": "20KB"}, marks=pytest.mark.slow),
     ],
 )

@@ -16,8 +16,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "heads of a cascade go on from the last draft, taken or not",
         f"{_STRATEGIES}/cascade.py",
-        "return self.drafter.resumed(proposal.memory, verified.last)",
-        "return proposal.memory",
+        "CascadeMemory(self.drafter.resumed(memory.of_drafter, verified.last), lengths)",
+        "CascadeMemory(memory.of_drafter, lengths)",
         f"{_OF_STRATEGIES}/test_cascade.py::test_heads_go_on_from_what_the_model_has_taken",
     ),
     Fault(
@@ -37,8 +37,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a cascade drafts one token less than it may",
         f"{_STRATEGIES}/cascade.py",
-        "speculate(ahead, self.drafter, memory, of_drafter, state, state.cache, self.num_draft_tokens)",
-        "speculate(ahead, self.drafter, memory, of_drafter, state, state.cache, self.num_draft_tokens - 1)",
+        "speculate(ahead, *begun, memory.lengths.counts_B)",
+        "speculate(ahead, *begun, memory.lengths.counts_B - 1)",
         f"{_OF_STRATEGIES}/test_cascade.py::test_weights_that_are_the_models_are_taken_whole",
     ),
     Fault(

@@ -60,7 +60,11 @@ def test_smaller_processors(vectors, monkeypatch):
 
 @pytest.mark.parametrize(
     ("vectors", "shapes"),
-    [(SMALLER[0], ((7, 37),)), *(pytest.param(each, ALL_SHAPES, marks=pytest.mark.slow) for each in SMALLER)],
+    [
+        (SMALLER[0], ((7, 37),)),
+        pytest.param(SMALLER[0], ALL_SHAPES, marks=pytest.mark.slow),
+        *(pytest.param(each, ALL_SHAPES, marks=pytest.mark.exhaustive) for each in SMALLER[1:]),
+    ],
     ids=lambda value: f"{value.lanes}x{value.rows}" if isinstance(value, Vectors) else f"{len(value)}",
 )
 def test_xla_calls_the_kernels_of_smaller_processors(vectors, shapes, monkeypatch):

@@ -100,7 +100,7 @@ def test_agrees_with_the_reference(call):
     check(*call)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @settings(derandomize=True, max_examples=8, deadline=None)
 @given(calls())
 @example((LAYOUTS[1], [0, 120], 0))

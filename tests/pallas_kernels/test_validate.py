@@ -36,7 +36,7 @@ CASE = Case(
 
 
 @pytest.mark.parametrize("kernel", kernel_names())
-@pytest.mark.parametrize("most", [1, pytest.param(None, marks=pytest.mark.slow)], ids=["first", "all"])
+@pytest.mark.parametrize("most", [1, pytest.param(None, marks=pytest.mark.exhaustive)], ids=["first", "all"])
 def test_references_take_and_give_what_their_kernels_do(kernel, most):
     """At real sizes, of which nothing is computed here; toys run in the notebook's test."""
     for case in (*kernel_cases(kernel)[:most], *toy_cases(kernel)[:most]):

@@ -159,8 +159,9 @@ def post(url, body):
         return json.load(error)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize(
+    "lost", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.exhaustive)]
+)
 def test_a_process_that_is_killed_ends_the_other_in_the_stated_time(folder, lost):
     port = free_port()
     command = ["generate", "a b c", "--model", str(folder), "--mesh", "tensor=4", "--temperature", "1"]

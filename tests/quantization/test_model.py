@@ -49,8 +49,7 @@ def divergence(one, other, texts) -> float:
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param("awq", marks=pytest.mark.slow),
-        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("gptq", "awq+gptq")),
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("gptq", "awq", "awq+gptq")),
     ],
 )
 def test_a_quantized_model_is_nearer_to_itself_and_decodes_alike_by_every_strategy(toy, method):

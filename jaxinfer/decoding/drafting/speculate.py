@@ -12,6 +12,7 @@ from jaxinfer.decoding.step import decode_step
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.decoding.trees.tree import DraftTree, chain
 from jaxinfer.models.model import Model
+from jaxinfer.notation import Array, Int
 
 
 def speculate(
@@ -21,7 +22,7 @@ def speculate(
     drafter_params: Any,
     state: DecodeState,
     cache: LayeredCache,
-    count: int,
+    count: int | Int[Array, " B"],
 ) -> tuple[DecodeState, Any]:
     """Decode each text up to ``count`` tokens further by a strategy over another cache.
 

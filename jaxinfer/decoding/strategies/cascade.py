@@ -1,11 +1,12 @@
 """Cascaded drafting: the model in fewer bits decodes ahead, and is itself drafted for (Chen et al., 2312.11462)."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from jaxinfer.checkpoint.few_bits import parse_few_bits
 from jaxinfer.decoding.acceptance.walk import Walk
 from jaxinfer.decoding.drafting.loaded_model import in_fewer_bits, place_draft_model
+from jaxinfer.decoding.drafting.schedules import Lengths, first_lengths, next_lengths
 from jaxinfer.decoding.drafting.speculate import future_chain, speculate
 from jaxinfer.decoding.options import check_range
 from jaxinfer.decoding.state import DecodeState
@@ -25,13 +26,21 @@ from jaxinfer.ops.backend import Backend
 _FEW_NODES, _NODES = 3, 16
 
 
+class CascadeMemory(NamedTuple):
+    """What the drafters of the weights in fewer bits remember, and how much these draft next."""
+
+    of_drafter: Any
+    lengths: Lengths
+
+
 @dataclass(frozen=True)
 class Cascade(Strategy):
     """Decode ahead with the model's own weights in fewer bits, by the drafters that `auto` would choose.
 
     Three levels: drafters that cost little (heads, if any came for the weights or are in the folder ``heads``, or else
     token recycling; and prompt lookup) draft ``nodes`` - 1 tokens at a time for the model in ``weights``, and that one
-    ``num_draft_tokens`` for the model as it is. Both models share one cache: the draft reads what the model has written
+    ``num_draft_tokens`` for the model as it is: one less after each time that not all were taken, and two more, up to
+    that number, when all were. Both models share one cache: the draft reads what the model has written
     of the text, so that it agrees with it in nearly all tokens, and what it writes itself is written over. ``nodes`` 0
     are as many as the device does well.
     """
@@ -93,16 +102,19 @@ class Cascade(Strategy):
         drafter = SumOfDrafters((Medusa(heads=self.heads), PromptLookup())) if self.heads else Auto()
         return replace(drafter, nodes=self.nodes or (_NODES if few_nodes(target) is None else _FEW_NODES))
 
-    def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> Any:
-        return self.drafter.start(model, params[1], state, prefilled)
+    def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> CascadeMemory:
+        lengths = first_lengths(state.lengths_B.shape[0], self.num_draft_tokens)
+        return CascadeMemory(self.drafter.start(model, params[1], state, prefilled), lengths)
 
-    def propose(self, model: Model, params: Any, state: DecodeState, memory: Any) -> Proposal:
+    def propose(self, model: Model, params: Any, state: DecodeState, memory: CascadeMemory) -> Proposal:
         assert self.config is not None
         assert self.backend is not None
         weights, of_drafter = params
         ahead = Model(Decoder(self.config, self.backend), weights)
-        future, memory = speculate(ahead, self.drafter, memory, of_drafter, state, state.cache, self.num_draft_tokens)
-        return Proposal(future_chain(state, future, self.num_draft_tokens), memory, future.cache)
+        begun = self.drafter, memory.of_drafter, of_drafter, state, state.cache
+        future, drafted = speculate(ahead, *begun, memory.lengths.counts_B)
+        tree = future_chain(state, future, self.num_draft_tokens)
+        return Proposal(tree, CascadeMemory(drafted, memory.lengths), future.cache)
 
     def observe(
         self,
@@ -113,5 +125,8 @@ class Cascade(Strategy):
         verified: Verified,
         draws_BM: Any,
         walk: Walk,
-    ) -> Any:
-        return self.drafter.resumed(proposal.memory, verified.last)
+    ) -> CascadeMemory:
+        memory: CascadeMemory = proposal.memory
+        accepted_B, running_B = walk.taken_B - 1, ~state.finished_B
+        lengths = next_lengths("heuristic", memory.lengths, accepted_B, running_B, self.num_draft_tokens)
+        return CascadeMemory(self.drafter.resumed(memory.of_drafter, verified.last), lengths)

@@ -66,7 +66,7 @@ def test_weights_that_are_the_models_are_taken_whole(lm, plain):
 
 @pytest.mark.slow
 def test_what_drafts_for_the_drafter_changes_no_draft(lm, plain):
-    """With heads and the text, and with nothing, the weights draft the same, so that the same is taken."""
+    """With heads and the text, and with nothing, the weights draft the same, so the same is taken."""
     weights = perturbed(lm.params, 0.3)
     with_heads, without = (
         run(lm, REQUESTS, with_weights(lm, weights, drafter)) for drafter in (heads_and_text(lm), Autoregressive())
@@ -74,6 +74,15 @@ def test_what_drafts_for_the_drafter_changes_no_draft(lm, plain):
     assert [row.tokens for row in with_heads] == [row.tokens for row in plain]
     assert [row.counts.accepted_by_depth for row in with_heads] == [row.counts.accepted_by_depth for row in without]
     assert sum(row.counts.drafted - row.counts.accepted for row in without) > 5
+
+
+def test_a_draft_is_as_long_as_drafts_have_been_right(lm):
+    """Weights that agree with the model in nothing are asked for one token in the end."""
+    strategy = with_weights(lm, perturbed(lm.params, 3.0), Autoregressive())
+    drafted = [row.counts.drafted for row in run(lm, REQUESTS, strategy)]
+    for row, count in zip(run(lm, REQUESTS), drafted):
+        steps = len(row.tokens) - 1
+        assert steps <= count <= steps + DEPTH * (DEPTH - 1) / 2 + 2 * DEPTH
 
 
 def test_heads_go_on_from_what_the_model_has_taken(lm):
@@ -86,7 +95,7 @@ def test_heads_go_on_from_what_the_model_has_taken(lm):
     assert any(batch.counts(row).accepted < batch.counts(row).drafted for row in range(len(REQUESTS)))
     requests = [Request(text[:-1], len(text) + 30, REQUESTS[0].sampling) for text in texts]
     anew = RunningBatch(lm.programs, lm.params, strategy, requests, (), 256)
-    found, wanted = (np.asarray(each._memory.memories[0]) for each in (batch, anew))
+    found, wanted = (np.asarray(each._memory.of_drafter.memories[0]) for each in (batch, anew))
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 

@@ -114,7 +114,7 @@ def test_on_the_students_own_texts_on_policy_training_does_at_least_as_well_as_f
     assert of_on_policy.divergence < 0.75 * of_fixed.divergence
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_each_row_is_the_students_own_with_the_asked_probability(rows, writer, tmp_path):
     """The share over 800 rows misses by 0.09 with probability 1e-5 at the most (Hoeffding); 0 and 1 are exact."""
     samples = samples_of(writer, rows.prompts, tmp_path / "samples", every=1000)
@@ -202,7 +202,7 @@ def test_the_loss_is_the_formula_and_the_student_alone_learns(teacher):
     np.testing.assert_allclose(figures.agreement, agreed / counts_BT.sum(), rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_gradient_of_another_divergence_reaches_the_teacher(teacher):
     batch = DistillBatch(pack(sentences(2, seed=9), 48, seed=0), np.zeros(2, bool))
     loss = DistillLoss(teacher.programs.decoder, STUDENT, jensen_shannon, hard=0.5)

@@ -202,7 +202,7 @@ def test_heads_that_were_trained_longer_draft_well(trained_folder, answers, tmp_
     assert losses(out)[-1] < 0.6 * losses(out)[0]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_base_is_bit_identical_after_training_by_soft_targets(trained_folder, answers, tmp_path, monkeypatch):
     loaded = []
 

@@ -157,7 +157,7 @@ def test_loss_of_two_tokens_equals_the_hand_computed_value(params):
     np.testing.assert_allclose(losses_BT, [[expected]], rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_step_consumes_its_state_and_reports_the_gradient(step):
     state = start(seed=0)
     kernel = state.params["head"]["kernel"]
