@@ -119,19 +119,14 @@ def test_a_layer_is_counted_as_jax_counts_it():
 def test_a_row_has_the_same_results_among_any_others():
     rng = np.random.default_rng(1)
     rows_MK, weights_NK = drawn(rng, (37, 576), "bfloat16"), drawn(rng, (50, 576), "bfloat16")
-    integers_NK = rng.integers(-64, 64, (50, 576), np.int8)
 
     @jax.jit
     def each(rows):
-        return (
-            products.multiply(rows[None, None], jnp.asarray(weights_NK)[None, None], 0, 50)[0, 0],
-            products.multiply(rows[None, None], jnp.asarray(integers_NK)[None, None], 0, 50)[0, 0],
-        )
+        return products.multiply(rows[None, None], jnp.asarray(weights_NK)[None, None], 0, 50)[0, 0]
 
     whole = each(rows_MK)
     for first, count in ((0, 1), (5, 1), (3, 2), (30, 7), (2, 16)):
-        for part, all_rows in zip(each(rows_MK[first : first + count]), whole):
-            np.testing.assert_array_equal(part, all_rows[first : first + count])
+        np.testing.assert_array_equal(each(rows_MK[first : first + count]), whole[first : first + count])
 
 
 @pytest.mark.parametrize("vectors", [HOST, *SMALLER], ids=lambda vectors: f"{vectors.lanes}x{vectors.rows}")

@@ -63,4 +63,4 @@ def test_what_is_loaded_for_a_strategy_is_placed_beside_the_model(single):
     kernel = drafter.parameters["blocks"]["layer_0"]["mlp"]["up"]["kernel"]
     assert kernel.addressable_shards[0].data.shape == (32, 32)
     output = heads.parameters["heads"][0]["output"]["kernel"]
-    assert output.addressable_shards[0].data.shape[0] == output.shape[0] // 2
+    assert output.codes.addressable_shards[0].data.shape[0] == output.shape[0] // 2
