@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxinfer.decoding.strategies.cascade import Cascade
 from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
 from jaxinfer.decoding.strategy import Strategy
@@ -63,13 +64,17 @@ def acceptance_needed(cost: float, depth: int) -> float | None:
 
 
 def drafter_seconds(strategy: Strategy, rows: int, slots: int) -> float:
-    """Return the seconds per token of a resolved strategy's draft models, 0 if it has none."""
+    """Return the seconds per token of a resolved strategy's draft models, 0 if it has none.
+
+    Those of a cascade, whose steps give a token or more each, are the most that they may be.
+    """
     parts = strategy.parts if isinstance(strategy, SumOfDrafters) else (strategy,)
     total = 0.0
     for part in parts:
-        if isinstance(part, DraftModel) and part.config is not None and part.backend is not None:
-            costs = measure_costs(Decoder(part.config, part.backend), part.params, (1,), num_slots=slots, num_rows=rows)
-            total += costs[1]
+        if isinstance(part, DraftModel | Cascade) and part.config is not None and part.backend is not None:
+            nodes = part.drafter.num_nodes if isinstance(part, Cascade) else 1
+            decoder = Decoder(part.config, part.backend)
+            total += measure_costs(decoder, part.params, (nodes,), num_slots=slots, num_rows=rows)[nodes]
     return total
 
 
@@ -82,4 +87,4 @@ def step_seconds(
     Heads, lookups and the choice of the tree count as free.
     """
     drafting = max(0.0, passes_per_step - 1.0) * costs.of(1) + drafted_per_step * drafter
-    return costs.of(strategy.headroom) + drafting
+    return costs.of(strategy.num_nodes) + drafting

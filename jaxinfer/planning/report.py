@@ -127,7 +127,7 @@ def make_plan(deployment: Deployment, notice: Notice = lambda line: None) -> Pla
     if deployment.speculates:
         own = _Attempt({}, plain.required_bytes)
         if own.required_bytes is None:
-            notice(f"compiling a step that verifies {deployment.strategy.headroom} nodes")
+            notice(f"compiling a step that verifies {deployment.strategy.num_nodes} nodes")
             own = _attempt(deployment, deployment.strategy)
         programs["verify"] = _program(deployment, footprint, "verify", own.compiled.get("decode"), own.required_bytes)
     capacity = deployment.chip.device_hbm_bytes

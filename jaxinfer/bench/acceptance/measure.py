@@ -211,7 +211,7 @@ class AcceptanceRun:
                 return add_up(groups, category, name, BASELINE, strategy, costs, drafter)
 
             by_category = {category: tally(category) for category in categories} if len(categories) > 1 else {}
-            reports.append(StrategyReport(name, strategy.headroom, tally(None), by_category))
+            reports.append(StrategyReport(name, strategy.num_nodes, tally(None), by_category))
         return BatchReport(batch, len(groups), costs.slots, costs.of(1), costs.relative, tuple(reports))
 
 

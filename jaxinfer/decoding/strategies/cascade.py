@@ -40,9 +40,9 @@ class Cascade(Strategy):
     Three levels: drafters that cost little (heads, if any came for the weights or are in the folder ``heads``, or else
     token recycling; and prompt lookup) draft ``nodes`` - 1 tokens at a time for the model in ``weights``, and that one
     ``num_draft_tokens`` for the model as it is: one less after each time that not all were taken, and two more, up to
-    that number, when all were. Both models share one cache: the draft reads what the model has written
-    of the text, so that it agrees with it in nearly all tokens, and what it writes itself is written over. ``nodes`` 0
-    are as many as the device does well.
+    that number, when all were. Both models share one cache: the draft reads what the model has written of the text, and
+    what it writes itself is written over. ``nodes`` 0 are as many as the device does well. It takes the memory of the
+    weights in fewer bits, and gains as far as these draw what the model draws.
     """
 
     name: ClassVar[str] = "cascade"
