@@ -14,6 +14,7 @@ from jaxinfer.bench.acceptance.tally import Group, Tally, add_up
 from jaxinfer.cli import loading
 from jaxinfer.cli.commands.acceptance import split_strategies
 from jaxinfer.cli.main import main
+from jaxinfer.decoding.strategies.cascade import Cascade
 from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategies.prompt_lookup import PromptLookup
 from jaxinfer.language_model import LanguageModel
@@ -128,8 +129,9 @@ def test_steps_and_drafters_are_measured_on_this_device(model: LanguageModel) ->
     costs = measure_step_costs(model.programs.decoder, model.params, 2, 64, (3,))
     assert sorted(costs.seconds) == [1, 3]
     assert min(costs.seconds.values()) > 0
-    drafter = DraftModel(model="x", config=model.config, backend=model.backend, params=model.params)
-    assert drafter_seconds(drafter, 1, 64) > 0
+    at_hand = {"config": model.config, "backend": model.backend, "params": model.params}
+    for drafter in (DraftModel(model="x", **at_hand), Cascade(drafter=PromptLookup(num_draft_tokens=2), **at_hand)):
+        assert drafter_seconds(drafter, 1, 64) > 0
     assert drafter_seconds(PromptLookup(), 1, 64) == 0
 
 

@@ -14,41 +14,6 @@ _LIVE, _OF_LIVE = "jaxinfer/decoding/live_programs.py", "tests/decoding/programs
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
-        "heads of a cascade go on from the last draft, taken or not",
-        f"{_STRATEGIES}/cascade.py",
-        "CascadeMemory(self.drafter.resumed(memory.of_drafter, verified.last), lengths)",
-        "CascadeMemory(memory.of_drafter, lengths)",
-        f"{_OF_STRATEGIES}/test_cascade.py::test_heads_go_on_from_what_the_model_has_taken",
-    ),
-    Fault(
-        "a sum that others have carried on tells none of its drafters",
-        f"{_STRATEGIES}/sum_of_drafters.py",
-        "part.resumed(each, last)",
-        "each",
-        f"{_OF_STRATEGIES}/test_cascade.py::test_heads_go_on_from_what_the_model_has_taken",
-    ),
-    Fault(
-        "a cascade leaves no room for what drafts for the weights in fewer bits",
-        f"{_STRATEGIES}/cascade.py",
-        "return self.num_draft_tokens + self.drafter.headroom",
-        "return self.num_draft_tokens + 1",
-        f"{_OF_STRATEGIES}/test_cascade.py::test_a_step_has_room_for_the_tree_that_follows_the_last_draft_but_one",
-    ),
-    Fault(
-        "a cascade drafts one token less than it may",
-        f"{_STRATEGIES}/cascade.py",
-        "speculate(ahead, *begun, memory.lengths.counts_B)",
-        "speculate(ahead, *begun, memory.lengths.counts_B - 1)",
-        f"{_OF_STRATEGIES}/test_cascade.py::test_weights_that_are_the_models_are_taken_whole",
-    ),
-    Fault(
-        "the model in fewer bits has the model's own weights",
-        "jaxinfer/decoding/drafting/loaded_model.py",
-        "    params = in_few_bits(params, few_bits.form, named, only_experts=few_bits.only_experts)\n",
-        "",
-        f"{_OF_STRATEGIES}/test_cascade.py::test_the_weights_are_rounded_and_change_no_token",
-    ),
-    Fault(
         "a small drafter of triforce catches up on two tokens",
         f"{_STRATEGIES}/triforce.py",
         "_CATCH_UP = 3",
