@@ -21,8 +21,9 @@ class DecodeState(NamedTuple):
     ``logprobs_BS`` float32 and ``from_draft_BS`` bool (was the token accepted from a draft, or the target's own?) stand
     beside ``tokens_BS`` and are zero in the prompt; log-probabilities also in rows that do not ask for them.
     ``steps_B`` counts a row's verifications by the target after prefill, ``passes_B`` float32 the reads of its blocks
-    that they and drafting took (layers read / layers); ``drafted_B`` and ``accepted_B`` the draft tokens that they
-    verified and took, ``accepted_by_depth_BM`` the latter by depth in the tree (column 0: depth 1).
+    that they and drafting took (layers read / layers), ``steps_ahead_B`` the steps of a model that decoded ahead;
+    ``drafted_B`` and ``accepted_B`` the draft tokens that they verified and took, ``accepted_by_depth_BM`` the latter
+    by depth in the tree (column 0: depth 1).
     ``adapters_B`` int32 is the loaded adapter that a row has (`jaxinfer.models.adapters`), 0 for none.
     ``grammar_states_B`` int32 is the state of the row's grammar after its text, -1 without one.
     """
@@ -37,6 +38,7 @@ class DecodeState(NamedTuple):
     from_draft_BS: Any
     steps_B: Any
     passes_B: Any
+    steps_ahead_B: Any
     drafted_B: Any
     accepted_B: Any
     accepted_by_depth_BM: Any
@@ -93,6 +95,7 @@ def initial_state(
         "from_draft_BS": np.zeros((batch, num_slots), bool),
         "steps_B": counts(),
         "passes_B": np.zeros((batch,), np.float32),
+        "steps_ahead_B": counts(),
         "drafted_B": counts(),
         "accepted_B": counts(),
         "accepted_by_depth_BM": counts(max(max_depth, 1)),

@@ -270,6 +270,7 @@ def _count(state: DecodeState, proposal: Proposal, verified: Verified, accepted_
     return state._replace(
         steps_B=state.steps_B + running_B,
         passes_B=state.passes_B + jnp.where(running_B, proposal.passes + verified.passes, 0.0),
+        steps_ahead_B=state.steps_ahead_B + jnp.where(running_B, proposal.steps_ahead, 0),
         drafted_B=state.drafted_B + jnp.where(running_B, drafted_B, 0),
         accepted_B=state.accepted_B + accepted_B,
         accepted_by_depth_BM=state.accepted_by_depth_BM + (accepted_B[:, None] >= depth_M[None, :]),

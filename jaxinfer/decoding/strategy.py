@@ -29,9 +29,9 @@ class Proposal(NamedTuple):
 
     ``cache`` is the target's where drafting wrote to it, else None. ``log_q_BMV`` are the log-probabilities that the
     children of each node were drawn from, for ``verify="rejection"``. ``passes`` is how much of the target's blocks
-    drafting has read, as layers read / layers. ``chances_BM`` is how likely the drafter holds each node to be taken,
-    where it can tell: for good, or, with ``kinds_B``, until drafts of the same kind (`Strategy.num_kinds`) have been
-    seen to be taken more or less often.
+    drafting has read, as layers read / layers, ``steps_ahead`` how many steps a model took that decoded ahead.
+    ``chances_BM`` is how likely the drafter holds each node to be taken, where it can tell: for good, or, with
+    ``kinds_B``, until drafts of the same kind (`Strategy.num_kinds`) have been seen to be taken more or less often.
     """
 
     tree: DraftTree
@@ -41,6 +41,7 @@ class Proposal(NamedTuple):
     passes: Any = 0.0
     chances_BM: Any = None
     kinds_B: Any = None
+    steps_ahead: Any = 0
 
 
 class Prefilled(NamedTuple):
@@ -239,6 +240,11 @@ class Strategy(ABC):
         return ()
 
     @property
+    def ahead(self) -> "DecodesAhead | None":
+        """A model that decodes ahead, which may take turns with it too; it verifies more nodes."""
+        return None
+
+    @property
     def rows_per_prompt(self) -> int | None:
         """How many rows of a batch all results of a prompt come from; None where each result is a row of its own."""
         return None
@@ -325,6 +331,12 @@ class Strategy(ABC):
         Right as it is for what remembers nothing of the text's end, which is read from the state.
         """
         return memory
+
+
+class DecodesAhead(Strategy):
+    """One whose drafts are what another model decodes, by a strategy of its own: the ``drafter``."""
+
+    drafter: Strategy
 
 
 def current_tokens(state: DecodeState) -> Int[Array, " B"]:

@@ -256,7 +256,7 @@ class EngineCore:
         if not sequences[0].drafts:
             return 1
         if self._pace is None:
-            return max(self._device.strategies)
+            return self._device.strategy.num_nodes
         ready = self._device.ready_nodes(len(sequences), max(len(sequence.pages) for sequence in sequences))
         return self._pace.nodes(sequences, ready)
 
@@ -274,6 +274,7 @@ class EngineCore:
         if pace is not None and steps:
             for index, sequence in enumerate(sequences if nodes > 1 else ()):
                 pace.gained(sequence, nodes, int(report.counts_B[index]), int(report.steps_B[index]))
+                pace.drafted(sequence, nodes, int(report.drafted_B[index]), int(report.steps_ahead_B[index]))
             # Waiting for a program says nothing about it, nor do the cores that the making of one leaves.
             is_telling = not (started.waited or self._device.is_preparing)
             pace.ran(sequences, nodes, steps, seconds if is_telling else None)

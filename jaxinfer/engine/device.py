@@ -80,12 +80,14 @@ def by_nodes(strategy: Strategy, backend: Backend) -> dict[int, Strategy]:
     """Return what may decode a window, by nodes a step, which ascend; all keep a row's memory for each other.
 
     Fewer nodes than a strategy has are for where rows cost time, or for what adapts: of many texts they do on any chip.
+    More nodes are a model's that decodes ahead.
     """
     drafts = strategy.max_depth > 0
-    takes_turns = strategy.exactness == "identical" and (strategy.adapts or not backend.has_free_rows)
-    narrower = strategy.narrower if drafts and takes_turns else ()
+    takes_turns = drafts and strategy.exactness == "identical" and (strategy.adapts or not backend.has_free_rows)
+    narrower = strategy.narrower if takes_turns else ()
+    wider = (strategy.ahead,) if takes_turns and strategy.ahead is not None else ()
     undrafted: dict[int, Strategy] = {1: UNDRAFTED} if drafts else {}
-    return undrafted | {each.num_nodes: each for each in (*reversed(narrower), strategy)}
+    return undrafted | {each.num_nodes: each for each in (*reversed(narrower), strategy, *wider)}
 
 
 class Device:
@@ -239,23 +241,22 @@ class Device:
         self._rows = self._run(self._shaped_start(spanned, columns), *held, *arguments)
 
     def ready_nodes(self, num_rows: int, num_pages: int) -> list[int]:
-        """Return the numbers of nodes for which a window need not wait for its program, the largest among them.
+        """Return the numbers of nodes for which a window need not wait for its program, the strategy's own among them.
 
         Programs for the others are prepared in the background.
         """
-        widths = list(self.strategies)
         if not self._rounds_up:
-            return widths
+            return list(self.strategies)
         shapes = self._window_shapes(num_rows, num_pages)
         ready = []
-        for nodes in widths[:-1]:
-            programs = [self._shaped_window(self.strategies[nodes], *shape) for shape in shapes]
-            if any(self._programs.is_ready(one.name, *one.arguments) for one in programs):
+        for nodes, strategy in self.strategies.items():
+            programs = [self._shaped_window(strategy, *shape) for shape in shapes]
+            if strategy is self.strategy or any(self._programs.is_ready(one.name, *one.arguments) for one in programs):
                 ready.append(nodes)
             else:
                 best = programs[0]
                 self._programs.prepare_soon(best.name, best.function, best.donated, *best.arguments)
-        return [*ready, widths[-1]]
+        return ready
 
     def start(
         self, slots: Sequence[int], pages: Sequence[Sequence[int]], max_steps: int, nodes: int | None = None

@@ -23,7 +23,8 @@ class KeptPace:
         """Return the pace for a strategy whose windows have these numbers of nodes."""
         key = strategy, widths
         if key not in self._known:
-            pace = Pace(widths)
+            ahead = strategy.ahead
+            pace = Pace(widths, None if ahead is None else (ahead.num_nodes, ahead.drafter.num_nodes))
             self._known[key] = pace, self._read(pace, strategy, widths)
         return self._known[key][0]
 

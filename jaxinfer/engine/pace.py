@@ -23,6 +23,8 @@ _FIRST_REST, _LONGEST_REST = 64, 1024
 _LONGEST_WITHOUT, _LONGEST_UNSEEN = 512, 32
 # The least chance of a draft that others are compared with, and what is supposed where no draft has been seen.
 _LEAST_CHANCE, _FIRST_CHANCE = 0.05, 0.5
+# The same of a model that decodes ahead: nobody has one that seldom draws what the target draws.
+_FIRST_CHANCE_AHEAD = 0.9
 # Halvings of the range in which a chance is looked for.
 _HALVINGS = 20
 _PLAIN = 1
@@ -49,10 +51,14 @@ class Pace:
     Costs are by powers of two of rows, as programs are. What steps gain is held as the chance that the next draft is
     right, as if nodes were a chain: that is what few nodes and many have in common, also where nearly all drafts are
     taken. A sequence's chance is a factor of what is usual for so many nodes.
+
+    ``ahead`` are the width, if there is one, whose drafts are what another model decodes, and the nodes of that model's
+    own steps, for which the others' drafters draft: its chance is another one, and its steps tell that of the others.
     """
 
-    def __init__(self, widths: Sequence[int]) -> None:
+    def __init__(self, widths: Sequence[int], ahead: tuple[int, int] | None = None) -> None:
         self._widths = tuple(widths)
+        self._ahead, self._own_nodes = (None, 0) if ahead is None else ahead
         self._by_rows: dict[int, _Seen] = {}
         self._usual: dict[int, float] = {}
 
@@ -96,17 +102,25 @@ class Pace:
         found = _chance(tokens / steps, nodes)
         usual = self._usual.get(nodes, found)
         factor = found / max(usual, _LEAST_CHANCE)
-        sequence.gain = _moved(sequence.gain, factor, steps, _NEWEST_GAIN)
+        if nodes == self._ahead:
+            sequence.gain_ahead = _moved(sequence.gain_ahead, factor, steps, _NEWEST_GAIN)
+        else:
+            sequence.gain = _moved(sequence.gain, factor, steps, _NEWEST_GAIN)
         self._usual[nodes] = _moved(usual, found, steps, _NEWEST_USUAL)
+
+    def drafted(self, sequence: EngineSequence, nodes: int, tokens: int, steps: int) -> None:
+        """Note how many tokens the model that decodes ahead drafted in so many steps of its own, if it did."""
+        if nodes == self._ahead and steps:
+            found = _chance(tokens / steps, self._own_nodes)
+            factor = found / max(self._usual_of(self._own_nodes), _LEAST_CHANCE)
+            sequence.gain = _moved(sequence.gain, factor, steps, _NEWEST_GAIN)
 
     def tokens_per_step(self, sequence: EngineSequence, nodes: int) -> float:
         """Return how many tokens a step of so many nodes should give a sequence."""
         if nodes == _PLAIN:
             return 1.0
-        # Of a number of nodes that has not run yet, what others have shown.
-        known = self._usual.values()
-        usual = self._usual.get(nodes, sum(known) / len(known) if known else _FIRST_CHANCE)
-        return _tokens(sequence.gain * max(usual, _LEAST_CHANCE), nodes)
+        gain = sequence.gain_ahead if nodes == self._ahead else sequence.gain
+        return _tokens(gain * max(self._usual_of(nodes), _LEAST_CHANCE), nodes)
 
     def costs(self) -> dict[str, dict[str, float]]:
         """Return the seconds a step that have been measured, by powers of two of rows and by nodes."""
@@ -126,6 +140,13 @@ class Pace:
             for power, each in found.items():
                 self._by_rows[power] = _Seen(each, dict.fromkeys(each, _TRIALS), kept=set(each))
         return whole
+
+    def _usual_of(self, nodes: int) -> float:
+        """Return the chance of a draft among so many nodes: if these have not run yet, what others have shown."""
+        if nodes == self._ahead:
+            return self._usual.get(nodes, _FIRST_CHANCE_AHEAD)
+        known = [chance for width, chance in self._usual.items() if width != self._ahead]
+        return self._usual.get(nodes, sum(known) / len(known) if known else _FIRST_CHANCE)
 
     def _is_known(self, seen: _Seen, width: int) -> bool:
         return seen.windows.get(width, 0) >= _TRIALS

@@ -61,6 +61,7 @@ class Report(NamedTuple):
     finished_B: Any
     steps_B: Any
     passes_B: Any
+    steps_ahead_B: Any
     drafted_B: Any
     accepted_B: Any
     accepted_by_depth_BM: Any
@@ -262,6 +263,7 @@ def _report(before: DecodeState, after: DecodeState, most_new: int, steps: Any) 
         finished_B=after.finished_B,
         steps_B=gained("steps_B"),
         passes_B=gained("passes_B"),
+        steps_ahead_B=gained("steps_ahead_B"),
         drafted_B=gained("drafted_B"),
         accepted_B=gained("accepted_B"),
         accepted_by_depth_BM=gained("accepted_by_depth_BM"),

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxinfer.checkpoint.first_layers import check_layers
 from jaxinfer.decoding.registry import parse_strategy
+from jaxinfer.decoding.strategies.auto import Auto
 from jaxinfer.decoding.strategies.cascade import Cascade
 from jaxinfer.decoding.strategies.dflash import DFlash
 from jaxinfer.decoding.strategies.draft_model import DraftModel
@@ -51,6 +52,10 @@ def planned_strategy(spec: str, config: DecoderConfig, mesh: MeshConfig, dtype: 
 
 
 def _described(strategy: Strategy, config: DecoderConfig, mesh: MeshConfig, dtype: str) -> Strategy:
+    if isinstance(strategy, Auto) and strategy.weights not in ("", "none"):
+        raise InvalidOption(
+            f"auto: weights= is not planned as one program: plan auto by itself, and cascade:weights={strategy.weights}"
+        )
     if isinstance(strategy, SumOfDrafters):
         strategy = strategy.bounded_for(Target(*split_decoder(config, mesh, dtype), {}))
         parts = [_described(part, config, mesh, dtype) for part in strategy.asked_parts]

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxinfer import LanguageModel, Strategy
 from jaxinfer.decoding.registry import parse_strategy
+from jaxinfer.decoding.strategies.auto import Auto
 from jaxinfer.decoding.strategies.cascade import Cascade
 from jaxinfer.decoding.strategies.dflash import DFlash
 from jaxinfer.decoding.strategies.draft_model import DraftModel
@@ -124,6 +125,13 @@ def _fit_cascade(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strateg
     return replace(strategy, drafter=drafter, config=lm.config, backend=lm.backend, params=weights)
 
 
+def _fit_auto(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
+    """Let weights much like the model's decode ahead of it."""
+    ahead = Cascade(num_draft_tokens=4, config=lm.config, backend=lm.backend, params=perturbed(lm.params, 0.15))
+    assert isinstance(strategy, Auto)
+    return replace(strategy, cascade=ahead)
+
+
 def _fit_parts(strategy: Strategy, lm: LanguageModel, texts: Texts) -> Strategy:
     assert isinstance(strategy, SumOfDrafters)
     return replace(strategy, parts=tuple(CASES[part.name].fit(part, lm, texts) for part in strategy.parts))
@@ -185,7 +193,8 @@ CASES: Mapping[str, Case] = MappingProxyType(
             "auto:nodes=8",
             "gemma2",
             Split("data=2,tensor=2", "opt"),
-            others={"gpt2": "auto:nodes=5"},
+            _fit_auto,
+            {"gpt2": "auto:nodes=5"},
             follows_sampling=False,
         ),
         "draft_model": Case(

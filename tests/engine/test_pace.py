@@ -140,3 +140,50 @@ def test_rows_that_gain_decide_with_those_that_do_not():
     assert pace.tokens_per_step(bad, 8) == pytest.approx(1.0, rel=0.03)
     assert pace.nodes([good, bad]) == 8
     assert pace.nodes([bad, bad]) == 1
+
+
+AHEAD = 13, 3
+
+
+def ahead_pace(costs):
+    """A pace that knows what steps cost: 13 nodes are a model's that decodes ahead in steps of 3."""
+    pace = Pace((1, 4, 8, 13), AHEAD)
+    assert pace.begin_with({"0": costs})
+    return pace
+
+
+def test_a_model_that_decodes_ahead_is_believed_to_draft_well_before_it_has():
+    pace = ahead_pace({"1": 1.0, "4": 1.2, "8": 1.4, "13": 3.0})
+    assert pace.nodes(sequences(1)) == 13
+    assert ahead_pace({"1": 1.0, "4": 1.2, "8": 1.4, "13": 8.0}).nodes(sequences(1)) != 13
+
+
+def test_what_it_drafts_says_nothing_of_other_drafters():
+    pace, (one,) = ahead_pace({"1": 1.0, "4": 1.2, "8": 1.4, "13": 3.0}), sequences(1)
+    pace.gained(one, 8, 16, 8)
+    before = pace.tokens_per_step(one, 8)
+    pace.gained(one, 13, 100, 8)
+    assert pace.tokens_per_step(one, 8) == before == pytest.approx(2.0, rel=0.01)
+    assert pace.tokens_per_step(one, 13) == pytest.approx(12.5, rel=0.01)
+    for _ in range(100):
+        pace.gained(one, 13, 8, 8)
+    assert pace.tokens_per_step(one, 13) < 3.0
+    assert pace.tokens_per_step(one, 8) == before
+
+
+def test_its_own_steps_say_how_well_the_others_would_draft():
+    """A text that repeats itself: every draft that the model gets is taken, so eight nodes would give all of them."""
+    pace, (one,) = ahead_pace({"1": 1.0, "4": 1.2, "8": 1.4, "13": 3.0}), sequences(1)
+    for _ in range(3):
+        pace.gained(one, 8, 16, 8)
+        pace.gained(one, 13, 88, 8)
+        pace.drafted(one, 13, 80, 46)
+    assert pace.nodes([one]) == 13
+    for _ in range(3):
+        pace.gained(one, 13, 104, 8)
+        pace.drafted(one, 13, 96, 32)
+    assert pace.nodes([one]) == 8
+    # Of any other number of nodes there is no model, and nothing to note.
+    known = pace.tokens_per_step(one, 8)
+    pace.drafted(one, 8, 0, 0)
+    assert pace.tokens_per_step(one, 8) == known

@@ -28,6 +28,9 @@ class Scripted:
     def gained(self, sequence, nodes, tokens, steps):
         self.gains.append((self.windows, tokens, steps))
 
+    def drafted(self, sequence, nodes, tokens, steps):
+        pass
+
     def ran(self, sequences, nodes, steps, seconds):
         pass
 

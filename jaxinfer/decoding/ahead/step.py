@@ -66,7 +66,7 @@ class GivenChain(ChainStrategy):
 
 def seen_by_drafter(state: DecodeState) -> DecodeState:
     """Return of a state what drafting needs to know, without what is the target's alone."""
-    counted = dict.fromkeys(("steps_B", "passes_B", "drafted_B", "accepted_B", "accepted_by_depth_BM"))
+    counted = dict.fromkeys(("steps_B", "passes_B", "steps_ahead_B", "drafted_B", "accepted_B", "accepted_by_depth_BM"))
     return state._replace(cache=LayeredCache(()), logprobs_BS=None, from_draft_BS=None, adapters_B=None, **counted)
 
 

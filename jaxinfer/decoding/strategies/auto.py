@@ -1,18 +1,21 @@
 """Drafters chosen by what is there: those that were trained for the weights, and what needs no training."""
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from jaxinfer.checkpoint.drafters.shipped import is_shipped
-from jaxinfer.decoding.strategies.medusa import Medusa
-from jaxinfer.decoding.strategies.prompt_lookup import PromptLookup
+from jaxinfer.decoding.acceptance.walk import Walk
+from jaxinfer.decoding.drafting.loaded_model import loses_nothing
+from jaxinfer.decoding.drafting.schedules import first_lengths
+from jaxinfer.decoding.state import DecodeState
+from jaxinfer.decoding.strategies.at_hand import UNTRAINED, drafters_at_hand
+from jaxinfer.decoding.strategies.cascade import FEW_NODES, Cascade, CascadeMemory
 from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
-from jaxinfer.decoding.strategies.token_recycling import TokenRecycling
-from jaxinfer.decoding.strategy import Strategy, Target
+from jaxinfer.decoding.strategy import Prefilled, Proposal, Strategy, Target, Verified, few_nodes
+from jaxinfer.models.model import Model
 
-_UNTRAINED = (TokenRecycling(), PromptLookup())
 # Where rows are free: of 8 texts that is as many as a chip multiplies while the weights arrive (240 on v5e).
 _MOST_NODES = 32
+_NONE = "none"
 
 
 @dataclass(frozen=True)
@@ -20,17 +23,37 @@ class Auto(SumOfDrafters):
     """Draft with the heads that come for the weights, or else with what the target has answered, and from the text.
 
     Whoever runs it may verify fewer nodes, or draft nothing, where that is faster: an engine does, and on a CPU
-    `jaxinfer.LanguageModel.generate` too, by what steps have cost and what each text has gained.
+    `jaxinfer.LanguageModel.generate` too, by what steps have cost and what each text has gained. Then the model in
+    fewer bits may also decode ahead, as in `cascade`: in ``weights``, or, without a word about them, on a CPU if
+    rounding the model to 4 bits loses nothing, since its file had no more. ``none`` spares the memory that they take.
     """
 
     name: ClassVar[str] = "auto"
     description: ClassVar[str] = "draft with what there is for the model, where it pays"
 
-    parts: tuple[Strategy, ...] = field(default=_UNTRAINED, repr=False)
+    parts: tuple[Strategy, ...] = field(default=UNTRAINED, repr=False)
+    weights: str = ""
+    cascade: Cascade | None = field(default=None, repr=False)
 
     @property
     def adapts(self) -> bool:
         return True
+
+    @property
+    def ahead(self) -> Cascade | None:
+        return self.cascade
+
+    @property
+    def headroom(self) -> int:
+        return super().headroom if self.cascade is None else max(super().headroom, self.cascade.headroom)
+
+    @property
+    def num_nodes(self) -> int:
+        return -(-super().headroom // self.slots_per_node)
+
+    @property
+    def max_depth(self) -> int:
+        return super().max_depth if self.cascade is None else max(super().max_depth, self.cascade.max_depth)
 
     def bounded_for(self, target: Target) -> "SumOfDrafters":
         """Choose the most nodes of a step, of which fewer are verified where that is faster."""
@@ -39,8 +62,48 @@ class Auto(SumOfDrafters):
 
     def resolve(self, target: Target) -> "Auto":
         """Choose the drafters, and load them."""
-        if self.parts == _UNTRAINED and is_shipped(Medusa.folder_kind, target.fingerprint):
-            return replace(self, parts=(Medusa(), PromptLookup())).resolve(target)
-        resolved = super().resolve(target)
+        asked = self if self.parts != UNTRAINED else replace(self, parts=drafters_at_hand(target))
+        resolved = super(Auto, asked).resolve(target)
         assert isinstance(resolved, Auto)
-        return resolved
+        return replace(resolved, cascade=_cascade(resolved, target))
+
+    def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> Any:
+        memory = super().start(model, params, state, prefilled)
+        if self.cascade is None:
+            return memory
+        return CascadeMemory(memory, first_lengths(state.lengths_B.shape[0], self.cascade.num_draft_tokens))
+
+    def propose(self, model: Model, params: Any, state: DecodeState, memory: Any) -> Proposal:
+        if self.cascade is None:
+            return super().propose(model, params, state, memory)
+        proposal = super().propose(model, params, state, memory.of_drafter)
+        return proposal._replace(memory=CascadeMemory(proposal.memory, memory.lengths))
+
+    def observe(
+        self,
+        model: Model,
+        params: Any,
+        state: DecodeState,
+        proposal: Proposal,
+        verified: Verified,
+        draws_BM: Any,
+        walk: Walk,
+    ) -> Any:
+        if self.cascade is None:
+            return super().observe(model, params, state, proposal, verified, draws_BM, walk)
+        kept: CascadeMemory = proposal.memory
+        own = proposal._replace(memory=kept.of_drafter)
+        return CascadeMemory(super().observe(model, params, state, own, verified, draws_BM, walk), kept.lengths)
+
+
+def _cascade(drafters: Auto, target: Target) -> Cascade | None:
+    """Return what lets the model in fewer bits decode ahead, drafted for by the same drafters, if that is wanted."""
+    few, asked = few_nodes(target) is not None, drafters.cascade
+    if asked is None:
+        asked = Cascade(drafters.weights or Cascade.weights)
+        if drafters.weights == _NONE or not (drafters.weights or (few and loses_nothing(asked.weights, target))):
+            return None
+    own = SumOfDrafters(drafters.parts, min(FEW_NODES, drafters.nodes) if few else drafters.nodes)
+    # No two kinds of steps have as many nodes.
+    longest = max(asked.num_draft_tokens, drafters.num_nodes)
+    return replace(asked, num_draft_tokens=longest).drafted_for(own, target)

@@ -10,11 +10,11 @@ from jaxinfer.decoding.drafting.schedules import Lengths, first_lengths, next_le
 from jaxinfer.decoding.drafting.speculate import future_chain, speculate
 from jaxinfer.decoding.options import check_range
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.strategies.auto import Auto
+from jaxinfer.decoding.strategies.at_hand import UNTRAINED, drafters_at_hand
 from jaxinfer.decoding.strategies.medusa import Medusa
 from jaxinfer.decoding.strategies.prompt_lookup import PromptLookup
 from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
-from jaxinfer.decoding.strategy import Prefilled, Proposal, Strategy, Target, Verified, few_nodes
+from jaxinfer.decoding.strategy import DecodesAhead, Prefilled, Proposal, Strategy, Target, Verified, few_nodes
 from jaxinfer.decoding.trees.static import MAX_NODES
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder
@@ -23,7 +23,8 @@ from jaxinfer.ops.backend import Backend
 
 # Where rows cost time. In four bits a step of 4 nodes takes as much as 1.4 of one node on two CPU cores, and the third
 # and fourth are seldom taken; elsewhere a step of so many takes as long as one of a single node.
-_FEW_NODES, _NODES = 3, 16
+FEW_NODES, _NODES = 3, 16
+_AT_HAND = SumOfDrafters(UNTRAINED)
 
 
 class CascadeMemory(NamedTuple):
@@ -34,7 +35,7 @@ class CascadeMemory(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Cascade(Strategy):
+class Cascade(DecodesAhead):
     """Decode ahead with the model's own weights in fewer bits, by the drafters that `auto` would choose.
 
     Three levels: drafters that cost little (heads, if any came for the weights or are in the folder ``heads``, or else
@@ -52,7 +53,7 @@ class Cascade(Strategy):
     num_draft_tokens: int = 12
     nodes: int = 0
     heads: str = ""
-    drafter: Strategy = field(default=Auto(), repr=False)
+    drafter: Strategy = field(default=_AT_HAND, repr=False)
     config: DecoderConfig | None = field(default=None, repr=False)
     backend: Backend | None = field(default=None, repr=False)
     params: Any = field(default=None, repr=False, compare=False)
@@ -89,18 +90,22 @@ class Cascade(Strategy):
 
     def resolve(self, target: Target) -> "Cascade":
         """Round the weights, and load what drafts for them; raises InvalidOption for bits that do not fit."""
+        return self.drafted_for(self.drafter_for(target).resolve(target), target)
+
+    def drafted_for(self, drafter: Strategy, target: Target) -> "Cascade":
+        """Round the weights, for which a strategy that has been resolved drafts; raises as `resolve` does."""
         if self.config is not None and self.backend is not None:
             loaded = place_draft_model(self.name, "", self.config, self.backend, self.params, target)
         else:
             loaded = in_fewer_bits(self.name, parse_few_bits(self.weights), target)
-        return replace(self, drafter=self.drafter_for(target).resolve(target), **loaded._asdict())
+        return replace(self, drafter=drafter, **loaded._asdict())
 
     def drafter_for(self, target: Target) -> Strategy:
         """Return what drafts for the weights in fewer bits, before it is resolved."""
-        if self.drafter != Auto():
+        if self.drafter != _AT_HAND:
             return self.drafter
-        drafter = SumOfDrafters((Medusa(heads=self.heads), PromptLookup())) if self.heads else Auto()
-        return replace(drafter, nodes=self.nodes or (_NODES if few_nodes(target) is None else _FEW_NODES))
+        parts = (Medusa(heads=self.heads), PromptLookup()) if self.heads else drafters_at_hand(target)
+        return SumOfDrafters(parts, self.nodes or (_NODES if few_nodes(target) is None else FEW_NODES))
 
     def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> CascadeMemory:
         lengths = first_lengths(state.lengths_B.shape[0], self.num_draft_tokens)
@@ -114,7 +119,8 @@ class Cascade(Strategy):
         begun = self.drafter, memory.of_drafter, of_drafter, state, state.cache
         future, drafted = speculate(ahead, *begun, memory.lengths.counts_B)
         tree = future_chain(state, future, self.num_draft_tokens)
-        return Proposal(tree, CascadeMemory(drafted, memory.lengths), future.cache)
+        kept = CascadeMemory(drafted, memory.lengths)
+        return Proposal(tree, kept, future.cache, steps_ahead=future.steps_B - state.steps_B)
 
     def observe(
         self,

@@ -2,17 +2,26 @@
 
 import json
 import time
+from dataclasses import replace
 
+import jax
 import pytest
 
 import jaxinfer
-from jaxinfer import SamplingParams
+from jaxinfer import LanguageModel, SamplingParams
 from jaxinfer.checkpoint.drafters import shipped
 from jaxinfer.cli.output.start_table import start_lines
+from jaxinfer.decoding.batch import Request
 from jaxinfer.decoding.strategies.auto import Auto
-from jaxinfer.engine.device import Device
+from jaxinfer.engine.device import Device, by_nodes
 from jaxinfer.engine.pace import Pace
 from jaxinfer.errors import InvalidOption
+from jaxinfer.models.few_bits import in_few_bits
+from jaxinfer.ops.few_bits.formats import int4
+from jaxinfer.ops.few_bits.quantized_array import is_quantized
+from tests.decoding.rows import run
+from tests.engine.harness import SMALL, Arrival, Harness
+from tests.toys import TINY_LLAMA, encode_bytes, float32_backend, random_params
 
 PROMPTS = ["The old otter", "One grey", "A small fox and"]
 SAMPLING = SamplingParams(temperature=1.3, top_p=0.5, seed=3, ignore_eos=True)
@@ -112,3 +121,47 @@ def test_it_is_no_part_of_a_sum():
     with pytest.raises(InvalidOption, match="cannot be part of a sum"):
         jaxinfer.decoding.registry.parse_strategy("auto+suffix")
     assert Auto().adapts
+
+
+@pytest.fixture(scope="module")
+def stored():
+    """A model whose weights are those that a file in four bits would hold."""
+    params = in_few_bits(random_params(TINY_LLAMA), int4(32, False), "toy")
+    params = jax.tree.map(lambda leaf: leaf.dequantize() if is_quantized(leaf) else leaf, params, is_leaf=is_quantized)
+    return LanguageModel(TINY_LLAMA, params, float32_backend())
+
+
+def test_a_model_that_has_no_more_than_four_bits_decodes_ahead_in_these(stored, trained_model):
+    """Whoever names weights gets them, whoever wants none gets none."""
+    plain = LanguageModel(TINY_LLAMA, random_params(TINY_LLAMA), float32_backend())
+    assert plain.resolve("auto").ahead is None
+    assert plain.resolve("auto:weights=int8").ahead.weights == "int8"
+    # Its kernels are too narrow for groups.
+    assert trained_model.resolve("auto").ahead is None
+    assert stored.resolve("auto:weights=none").ahead is None
+    strategy = stored.resolve("auto:nodes=16")
+    assert (strategy.ahead.weights, strategy.ahead.drafter.nodes) == ("int4:group=32", 3)
+    # They share what the drafters remember, and a window of either is known by its number of nodes.
+    assert strategy.ahead.drafter.parts == strategy.parts
+    assert list(by_nodes(strategy, stored.backend)) == [1, 4, 8, 16, 17]
+    assert strategy.headroom >= strategy.ahead.headroom
+    assert strategy.max_depth == strategy.ahead.max_depth
+    for spec in ("auto:weights=int9", "auto:weights=gguf"):
+        with pytest.raises(InvalidOption):
+            stored.resolve(spec)
+
+
+def test_the_text_is_that_of_plain_decoding_whoever_decodes_ahead(stored, monkeypatch):
+    """Windows of each kind follow each other."""
+    made = Harness(stored, stored.resolve("auto"), replace(SMALL, max_rows=2, pages=40))
+    requests = [Request(encode_bytes(prompt), 60, replace(SAMPLING, seed=len(prompt))) for prompt in PROMPTS]
+    seen, start = [], Device.start
+
+    def watched(device, slots, pages, max_steps, nodes=None):
+        seen.append(nodes)
+        return start(device, slots, pages, max_steps, nodes)
+
+    monkeypatch.setattr(Device, "start", watched)
+    found = [each.tokens for each in made.serve([Arrival(0, request) for request in requests])]
+    assert {1, 8, 13} <= set(seen)
+    assert found == [[*one.prompt, *row.tokens] for one, row in zip(requests, run(stored, requests))]
