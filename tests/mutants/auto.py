@@ -3,6 +3,7 @@
 from tests.mutants.fault import Fault
 
 _PACE, _KEPT = "jaxinfer/engine/pace.py", "jaxinfer/engine/kept_pace.py"
+_AUTO, _OF_PACE = "jaxinfer/decoding/strategies/auto.py", "tests/engine/test_pace.py::"
 _TESTS = "tests/decoding/strategies/test_auto.py::"
 _KNOWN = f"{_TESTS}test_what_steps_cost_is_known_from_the_last_process"
 
@@ -23,9 +24,9 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "auto drafts without the heads that come for the weights",
-        "jaxinfer/decoding/strategies/auto.py",
-        "if self.parts == _UNTRAINED and is_shipped(",
-        "if self.parts != _UNTRAINED and is_shipped(",
+        "jaxinfer/decoding/strategies/at_hand.py",
+        "if is_shipped(",
+        "if not is_shipped(",
         f"{_TESTS}test_it_drafts_with_the_heads_that_come_for_the_weights",
     ),
     Fault(
@@ -62,5 +63,40 @@ FAULTS: tuple[Fault, ...] = (
         '0 < seconds < float("inf")',
         'seconds < float("inf")',
         f"{_TESTS}test_costs_that_no_run_has_written_are_not_taken_over",
+    ),
+    Fault(
+        "auto leaves no room for what decodes ahead",
+        _AUTO,
+        "return super().headroom if self.cascade is None else max(super().headroom, self.cascade.headroom)",
+        "return super().headroom",
+        f"{_TESTS}test_a_model_that_has_no_more_than_four_bits_decodes_ahead_in_these",
+    ),
+    Fault(
+        "auto has a model decode ahead in four bits, whatever they lose",
+        "jaxinfer/decoding/drafting/loaded_model.py",
+        "return bool(jax.jit(share_lost)(target.params) <= _LOST)",
+        "return True",
+        f"{_TESTS}test_a_model_that_has_no_more_than_four_bits_decodes_ahead_in_these",
+    ),
+    Fault(
+        "what decodes ahead has as many nodes a step as the drafters alone",
+        _AUTO,
+        "longest = max(asked.num_draft_tokens, drafters.num_nodes)",
+        "longest = max(asked.num_draft_tokens, drafters.num_nodes - 1)",
+        f"{_TESTS}test_a_model_that_has_no_more_than_four_bits_decodes_ahead_in_these",
+    ),
+    Fault(
+        "what a model drafts ahead is held for what other drafters would",
+        _PACE,
+        "        if nodes == self._ahead:\n            sequence.gain_ahead",
+        "        if nodes < 0:\n            sequence.gain_ahead",
+        f"{_OF_PACE}test_what_it_drafts_says_nothing_of_other_drafters",
+    ),
+    Fault(
+        "the steps of a model that decodes ahead say nothing of its drafters",
+        _PACE,
+        "if nodes == self._ahead and steps:",
+        "if nodes == self._ahead and not steps:",
+        f"{_OF_PACE}test_its_own_steps_say_how_well_the_others_would_draft",
     ),
 )

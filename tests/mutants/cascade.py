@@ -54,4 +54,11 @@ FAULTS: tuple[Fault, ...] = (
         "isinstance(part, DraftModel)",
         "tests/bench/test_acceptance.py::test_steps_and_drafters_are_measured_on_this_device",
     ),
+    Fault(
+        "nobody counts the steps of a model that decodes ahead",
+        _CASCADE,
+        "steps_ahead=future.steps_B - state.steps_B",
+        "steps_ahead=0 * state.steps_B",
+        f"{_OF_CASCADE}test_steps_ahead_are_counted",
+    ),
 )

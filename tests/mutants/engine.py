@@ -125,8 +125,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "what a text gains from few nodes says nothing of many",
         _PACE,
-        "sequence.gain = _moved(sequence.gain, factor, steps, _NEWEST_GAIN)",
-        "pass",
+        "        else:\n            sequence.gain = _moved(sequence.gain, factor, steps, _NEWEST_GAIN)\n",
+        "",
         f"{_PACES}::test_what_few_nodes_give_tells_what_many_would",
     ),
     Fault(

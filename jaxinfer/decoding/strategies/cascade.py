@@ -21,9 +21,9 @@ from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.model import Model
 from jaxinfer.ops.backend import Backend
 
-# Where rows cost time. In four bits a step of 4 nodes takes as much as 1.4 of one node on two CPU cores, and the third
-# and fourth are seldom taken; elsewhere a step of so many takes as long as one of a single node.
-FEW_NODES, _NODES = 3, 16
+# Where rows cost time. In four bits a step of 4 nodes takes as much as 1.4 of one node on two CPU cores, and later ones
+# are seldom taken; elsewhere a step of so many takes as long as one of a single node.
+FEW_NODES, _NODES = 4, 16
 _AT_HAND = SumOfDrafters(UNTRAINED)
 
 

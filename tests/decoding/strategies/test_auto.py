@@ -140,7 +140,7 @@ def test_a_model_that_has_no_more_than_four_bits_decodes_ahead_in_these(stored, 
     assert trained_model.resolve("auto").ahead is None
     assert stored.resolve("auto:weights=none").ahead is None
     strategy = stored.resolve("auto:nodes=16")
-    assert (strategy.ahead.weights, strategy.ahead.drafter.nodes) == ("int4:group=32", 3)
+    assert (strategy.ahead.weights, strategy.ahead.drafter.nodes) == ("int4:group=32", 4)
     # They share what the drafters remember, and a window of either is known by its number of nodes.
     assert strategy.ahead.drafter.parts == strategy.parts
     assert list(by_nodes(strategy, stored.backend)) == [1, 4, 8, 16, 17]

@@ -9,6 +9,7 @@ from jaxinfer import LanguageModel
 from jaxinfer.decoding.batch import Request, RunningBatch
 from jaxinfer.decoding.strategies.autoregressive import Autoregressive
 from jaxinfer.decoding.strategies.cascade import Cascade
+from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategies.medusa import Medusa
 from jaxinfer.decoding.strategies.prompt_lookup import PromptLookup
 from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
@@ -62,6 +63,21 @@ def test_weights_that_are_the_models_are_taken_whole(lm, plain):
         assert found.tokens == expected.tokens
         assert found.counts.accepted == found.counts.drafted > 0
         assert found.counts.steps == -(-(NUM_NEW - 1) // (DEPTH + 1))
+
+
+def test_steps_ahead_are_counted(lm):
+    """Of what the weights draft alone, each token is a step; with drafters that are right, fewer are."""
+    counted = []
+    itself = DraftModel(num_draft_tokens=2, config=lm.config, backend=lm.backend, params=lm.params)
+    for drafter in (Autoregressive(), itself):
+        batch = RunningBatch(lm.programs, lm.params, with_weights(lm, lm.params, drafter), REQUESTS, (), 256)
+        batch.advance(3)
+        counted.append([np.asarray(values) for values in (batch._state.steps_ahead_B, batch._state.drafted_B)])
+    (alone_B, drafted_B), (fewer_B, same_B) = counted
+    assert (drafted_B == 3 * DEPTH).all()
+    np.testing.assert_array_equal(alone_B, drafted_B)
+    np.testing.assert_array_equal(same_B, drafted_B)
+    assert (fewer_B < alone_B).all()
 
 
 @pytest.mark.slow
