@@ -187,3 +187,13 @@ def test_its_own_steps_say_how_well_the_others_would_draft():
     known = pace.tokens_per_step(one, 8)
     pace.drafted(one, 8, 0, 0)
     assert pace.tokens_per_step(one, 8) == known
+
+
+@pytest.mark.parametrize(("cost", "soon"), [(1.7, True), (2.6, False)])
+def test_what_is_nearly_the_best_is_measured_anew_soon(cost, soon):
+    """Other work made eight nodes look dearer than four once; nobody looks soon at what is far from the best."""
+    pace = Pace(THREE)
+    simulate(1, lambda index: {4: 2.0, 8: 2.6}, {4: 1.2, 8: cost}, 12, pace)
+    _, _, chosen = simulate(1, lambda index: {4: 2.0, 8: 2.6}, {4: 1.2, 8: 1.2}, 48, pace)
+    assert chosen[:8] == [4] * 8
+    assert (chosen[-8:] == [8] * 8) == soon

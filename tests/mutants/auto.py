@@ -99,4 +99,11 @@ FAULTS: tuple[Fault, ...] = (
         "if nodes == self._ahead and not steps:",
         f"{_OF_PACE}test_its_own_steps_say_how_well_the_others_would_draft",
     ),
+    Fault(
+        "what is nearly the best is measured anew as late as any",
+        _PACE,
+        "_LONGEST_CLOSE if rates[width] >= _CLOSE * rates[best]",
+        "_LONGEST_WITHOUT if rates[width] >= _CLOSE * rates[best]",
+        f"{_OF_PACE}test_what_is_nearly_the_best_is_measured_anew_soon[1.7-True]",
+    ),
 )

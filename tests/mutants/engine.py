@@ -118,8 +118,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "drafting that lost is never tried again",
         _PACE,
-        "else seen.rest if is_next_best else _LONGEST_WITHOUT",
-        "else _LONGEST_WITHOUT * 9",
+        "else seen.rest if is_next_best else longest",
+        "else longest * 9",
         f"{_PACES}::test_drafting_begins_again_when_the_text_changes",
     ),
     Fault(
