@@ -66,8 +66,10 @@ def acceptance_needed(cost: float, depth: int) -> float | None:
 def drafter_seconds(strategy: Strategy, rows: int, slots: int) -> float:
     """Return the seconds per token of a resolved strategy's draft models, 0 if it has none.
 
-    Those of a cascade, whose steps give a token or more each, are the most that they may be.
+    Those of a cascade, whose steps give a token or more each, are the most that they may be. One that takes turns with
+    a model that decodes ahead is taken for that one.
     """
+    strategy = strategy.ahead or strategy
     parts = strategy.parts if isinstance(strategy, SumOfDrafters) else (strategy,)
     total = 0.0
     for part in parts:
@@ -84,7 +86,8 @@ def step_seconds(
     """Return the predicted seconds of a step: verification at the strategy's width, plus drafting, token by token.
 
     Drafting costs the reads of the target's blocks beyond verification, and ``drafter`` seconds per drafted token.
-    Heads, lookups and the choice of the tree count as free.
+    Heads, lookups and the choice of the tree count as free. One that takes turns with a model that decodes ahead is
+    taken for that one.
     """
     drafting = max(0.0, passes_per_step - 1.0) * costs.of(1) + drafted_per_step * drafter
-    return costs.of(strategy.num_nodes) + drafting
+    return costs.of((strategy.ahead or strategy).num_nodes) + drafting

@@ -14,6 +14,7 @@ from jaxinfer.bench.acceptance.tally import Group, Tally, add_up
 from jaxinfer.cli import loading
 from jaxinfer.cli.commands.acceptance import split_strategies
 from jaxinfer.cli.main import main
+from jaxinfer.decoding.strategies.auto import Auto
 from jaxinfer.decoding.strategies.cascade import Cascade
 from jaxinfer.decoding.strategies.draft_model import DraftModel
 from jaxinfer.decoding.strategies.prompt_lookup import PromptLookup
@@ -132,6 +133,10 @@ def test_steps_and_drafters_are_measured_on_this_device(model: LanguageModel) ->
     at_hand = {"config": model.config, "backend": model.backend, "params": model.params}
     for drafter in (DraftModel(model="x", **at_hand), Cascade(drafter=PromptLookup(num_draft_tokens=2), **at_hand)):
         assert drafter_seconds(drafter, 1, 64) > 0
+    # What takes turns with a cascade is foretold as that, and not as if its own nodes gave as many tokens.
+    turns = Auto(nodes=4, cascade=Cascade(num_draft_tokens=7, drafter=PromptLookup(num_draft_tokens=2), **at_hand))
+    assert drafter_seconds(turns, 1, 64) > 0
+    assert step_seconds(StepCosts(1, 64, {1: 2.0, 4: 3.0, 8: 9.0}), turns, 1.0, 7.0, 0.5) == 9.0 + 3.5
     assert drafter_seconds(PromptLookup(), 1, 64) == 0
 
 
