@@ -77,7 +77,7 @@ CHAIN, SUM = ReadingLookup(), SumOfDrafters((ReadingLookup(), ReadingRecycling()
         pytest.param(CHAIN, "dense", id="chain-dense", marks=pytest.mark.exhaustive),
         pytest.param(CHAIN, "paged:page=16", id="chain-paged:page=16"),
         pytest.param(SUM, "dense", id="sum-dense"),
-        pytest.param(SUM, "paged:page=16", id="sum-paged:page=16", marks=pytest.mark.slow),
+        pytest.param(SUM, "paged:page=16", id="sum-paged:page=16", marks=pytest.mark.exhaustive),
     ],
 )
 def test_features_of_decoded_texts_are_those_of_a_pass_over_them(trained_folder, layout, strategy):

@@ -33,8 +33,6 @@ from tests.toys import encode_bytes
 
 # Of what the ordinary run asks for, which takes a fifth of the time of long texts.
 LIMITS = (64, 40, 40, 40, 40)
-# In the wide run; the others in the exhaustive one alone.
-WIDE = ("prompt_lookup",)
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +69,7 @@ def test_texts_of_the_trained_model_are_screened(covered, kind):
     assert num_whole == 5 if kind == "whole" else num_whole <= 2
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=pytest.mark.slow if name in WIDE else pytest.mark.exhaustive) for name in CASES],
-)
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.exhaustive) for name in CASES])
 def trained(request, covered):
     """Return a trained model with each strategy in turn, and the strategy's name."""
     return covered, request.param, CASES[request.param].strategy("trained", covered.lm, covered.whole.texts)

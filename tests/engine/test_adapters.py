@@ -82,8 +82,7 @@ def test_rows_that_are_refilled_and_pages_that_are_kept_are_each_adapters(lm, al
         assert fields(lm.generate([PROMPT], **asked, adapter="b")[0]) == alone["b"]
 
 
-@pytest.mark.slow
-@pytest.mark.optimised
+@pytest.mark.exhaustive
 def test_a_prefix_is_of_its_adapter_which_stays_as_long(lm, alone):
     asked = {"max_new_tokens": 24, "sampling": SAMPLING}
     with lm.prefix(PROMPT[:24], adapter="b"):

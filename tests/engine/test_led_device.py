@@ -91,8 +91,7 @@ def arrivals(count, most=60):
     "name",
     [
         "autoregressive",
-        pytest.param("itself", marks=pytest.mark.slow),
-        *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("beam:width=2", "suffix:past=64")),
+        *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("itself", "beam:width=2", "suffix:past=64")),
     ],
 )
 def test_the_follower_holds_what_the_leader_holds(lm, name):

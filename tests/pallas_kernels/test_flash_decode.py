@@ -124,7 +124,7 @@ def test_agrees_with_the_reference(call):
 
 
 @pytest.mark.slow
-@settings(derandomize=True, max_examples=8, deadline=None)
+@settings(derandomize=True, max_examples=3, deadline=None)
 @given(calls())
 @example((LAYOUTS[3], [0, 128, 392], 1))
 @example((LAYOUTS[4], [0, 126, 301], 2))

@@ -103,7 +103,7 @@ def test_agrees_with_the_reference(call):
     check(*call)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @settings(derandomize=True, max_examples=8, deadline=None)
 @given(calls())
 @example((LAYOUTS[2], [0, 400, 1000], 0))

@@ -165,6 +165,7 @@ COMPILED = (
     ("v6e", LLAMA_2_7B, 8192, 26, {}, "bfloat16"),
     ("v6e", SMOLLM2_135M, 2048, 16, {}, "float32"),
     ("v5p", GEMMA_2_9B, 32768, 64, {"window": 4096, "softcap": 50.0}, "bfloat16"),
+    ("tpu7x", LLAMA_3_8B, 8192, 64, {}, "bfloat16"),
     ("tpu7x", LLAMA_3_8B, 32768, 128, {}, "bfloat16"),
     ("v5e", GPT_OSS, 8192, 128, sinks_of(64, True), "bfloat16"),
 )

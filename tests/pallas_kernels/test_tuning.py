@@ -132,7 +132,7 @@ def check_search(compiler, table, monkeypatch, capsys):
     assert "steps=1: -" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.tpu_compile
 def test_a_shape_that_no_blocks_compile_for_is_an_error(table, v5e):
     case = Case(

@@ -36,6 +36,8 @@ def speculate(
         cache=cache,
         limits_B=limits_B,
         finished_B=state.finished_B | (state.lengths_B >= limits_B),
+        # Nobody reads log-probabilities of drafts, and each takes every logit.
+        sampling=state.sampling._replace(reports_B=jnp.zeros_like(state.sampling.reports_B)),
         passes_B=jnp.zeros_like(state.passes_B),
     )
 

@@ -61,7 +61,7 @@ def ranks(lm: LanguageModel, texts: Sequence[tuple[int, list[int]]]) -> list[lis
     "spec",
     [
         "model=self,layers=1,tree=2.2.1",
-        pytest.param("tree=dynamic:7,num_draft_tokens=3", marks=pytest.mark.slow),
+        pytest.param("tree=dynamic:7,num_draft_tokens=3", marks=pytest.mark.exhaustive),
     ],
 )
 def test_every_node_is_what_the_model_ranks_there_after_the_text_and_the_nodes_path(spec):

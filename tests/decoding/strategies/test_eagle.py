@@ -154,9 +154,7 @@ def fitted(trained_model) -> Eagle:
     return Eagle(shape=shape, params=params)
 
 
-@pytest.mark.parametrize(
-    "tree", [pytest.param("dynamic:8", marks=pytest.mark.slow), pytest.param("3.2.1", marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.parametrize("tree", [pytest.param(tree, marks=pytest.mark.exhaustive) for tree in ("dynamic:8", "3.2.1")])
 def test_after_some_steps_it_drafts_as_one_that_begins_on_the_same_text(trained_model, fitted, tree):
     """Of its drafts some were taken and some not, more in one row than in another."""
     strategy: Any = trained_model.resolve(replace(fitted, tree=tree))

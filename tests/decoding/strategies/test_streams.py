@@ -115,6 +115,7 @@ def test_random_streams_on_disk_change_no_token(lm, requests, oracle, folder, op
     assert sum(row.counts.accepted < row.counts.drafted for row in rows) == len(rows)
 
 
+@pytest.mark.slow
 def test_in_a_bounded_sum_streams_tell_how_likely_their_tokens_are(lm, fitted, folder):
     rng, alone = np.random.default_rng(6), Streams(params=fitted, num_layers=1, paths=TREE)
     model = Model(lm.programs.decoder, lm.params)

@@ -80,6 +80,7 @@ def with_drafter(lm, strategy, params):
     return lm.resolve(replace(strategy, drafter="small", config=lm.config, backend=lm.backend, params=params))
 
 
+@pytest.mark.slow
 def test_a_drafter_that_is_the_target_is_taken_whole_at_both_levels(lm):
     """Its cache stays right after each: one round on the retrieval cache gives what goes to the full one."""
     alike = with_drafter(lm, replace(SMALL, budget=184, window=184, num_inner_tokens=DEPTH - 1), lm.params)

@@ -55,7 +55,7 @@ def test_searches_find_what_they_find_in_a_batch_on_the_mesh(mesh):
         assert harness.scheduler.preemptions > before
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_users_get_an_engine_whose_groups_have_their_own_pages():
     one = make_model("gemma2")
     lm, prompts = on_mesh(one, "data=2"), random_prompts()[:4]

@@ -26,18 +26,15 @@ from tests.toys import write_tiny_llama
 SIZES = {"num_heads": 9, "num_kv_heads": 3, "head_dim": 32, "model_dim": 64, "ffn_dim": 128}
 TEXTS = [[5, 6, 7, 8, 11], [9, 3, 2], [4] * 8, [7, 1]]
 ROUNDED = 0.02
-WIDE = (("nf4:group=32", "tensor=2,pipeline=2"),)
 ALL = (
+    ("nf4:group=32", "tensor=2,pipeline=2"),
     ("int4:group=32", "sequence=2,tensor=2"),
     ("int8", "data=2,pipeline=2"),
     ("int8", "tensor=4"),
     ("int4:group=32,symmetric=yes", "tensor=2,data=2"),
     ("fp8", "tensor=2"),
 )
-WIDE_AND_ALL = [
-    *(pytest.param(*each, marks=pytest.mark.slow) for each in WIDE),
-    *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in ALL),
-]
+OTHERS = [pytest.param(*each, marks=pytest.mark.exhaustive) for each in ALL]
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +93,7 @@ def test_without_kernels_that_round_rows_logits_are_those_of_one_device(one_devi
 
 @pytest.mark.parametrize(
     ("weights", "mesh"),
-    [("int4:group=32", "tensor=2"), *WIDE_AND_ALL],
+    [("int4:group=32", "tensor=2"), *OTHERS],
 )
 def test_logits_are_those_of_one_device(folder, one_device, weights, mesh):
     check(one_device(weights), load_on(folder, weights, mesh))

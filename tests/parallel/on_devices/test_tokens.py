@@ -33,12 +33,10 @@ EVERY_KIND = {
     "jacobi": Split("data=2,sequence=2", "llama"),
     "streams": Split("data=2,pipeline=2", "llama", 3),
 }
-# It drafts in the target's own cache.
-WIDE = ("layerskip",)
 OTHER_RUNS = {
     "draft_model+prompt_lookup": pytest.mark.exhaustive,
     "medusa": pytest.mark.slow,
-    "jacobi": pytest.mark.slow,
+    "jacobi": pytest.mark.exhaustive,
     "streams": pytest.mark.exhaustive,
 }
 
@@ -65,10 +63,8 @@ def test_tokens_that_devices_find_in_their_own_slots_are_those_of_one_device(sin
     check(single, "jacobi", Split("sequence=2,tensor=2", "llama"), cpu_kernels=False)
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [pytest.param(name, marks=pytest.mark.slow if name in WIDE else pytest.mark.exhaustive) for name in CASES],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("strategy", CASES)
 def test_tokens_of_every_strategy_are_those_of_one_device(single, strategy):
     check(single, strategy, CASES[strategy].split)
 
