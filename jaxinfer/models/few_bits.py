@@ -3,16 +3,21 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.layers import EXPERTS, KERNEL, TRANSPOSED_KERNEL, expert_stacks, stored_kernel
 from jaxinfer.notation import Params
+from jaxinfer.ops.backend import Backend
+from jaxinfer.ops.cpu_kernels.panels.products import multiplies_panels
 from jaxinfer.ops.few_bits.formats import INT8, Format
+from jaxinfer.ops.few_bits.panels import PanelArray, in_panels
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 
 _TABLE = ("embed", "embedding")
+_put_in_panels = jax.jit(in_panels)
 
 
 def is_table(path: tuple[str, ...]) -> bool:
@@ -82,3 +87,16 @@ def in_few_bits(params: Params, form: Format, named: str, *, only_experts: bool 
         return round_to_nearest(plain, chosen)
 
     return change_matrices(params, rounded)
+
+
+def drafting_params(params: Params, backend: Backend) -> Params:
+    """Return parameters in few bits as they draft fastest: on one CPU in panels, which round the rows they multiply."""
+    return change_matrices(params, lambda _, matrix: drafting_matrix(matrix, backend))
+
+
+def drafting_matrix(matrix: Any, backend: Backend) -> Any:
+    """Return a matrix in panels if it can be and the CPU kernels multiply such, or else as it is."""
+    is_stored = isinstance(matrix, QuantizedArray) and not isinstance(matrix, PanelArray) and matrix.ndim == 2
+    if not is_stored or not backend.cpu_kernels or backend.mesh is not None:
+        return matrix
+    return _put_in_panels(matrix) if multiplies_panels(matrix.form, matrix.shape[1]) else matrix

@@ -15,9 +15,11 @@ from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.column_products import multiply_columns
 from jaxinfer.ops.cpu_kernels import products
 from jaxinfer.ops.cpu_kernels.few_bits.products import multiplies_few_bits, multiply_few_bits
+from jaxinfer.ops.cpu_kernels.panels.products import multiply_panels
 from jaxinfer.ops.each_device import WHOLE, Split, even_axis, kernel_axes, row_axes
 from jaxinfer.ops.few_bits.columns import ColumnArray
 from jaxinfer.ops.few_bits.formats import FP8, INT8
+from jaxinfer.ops.few_bits.panels import PanelArray
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.rounded_rows import multiplies_rounded
 from jaxinfer.ops.quantized_sums import added_over
@@ -91,10 +93,15 @@ def _products(inputs: Any, kernels: Sequence[Any], backend: Backend, transposed:
 def _quantized_products(inputs: Any, kernels: Sequence[QuantizedArray], backend: Backend, split: Split) -> list[Any]:
     """Return products with quantized kernels: by the CPU kernels, in their own bits, or else by XLA."""
     form = kernels[0].form
-    if any(kernel.form != form for kernel in kernels) or (form.is_ordered and len(kernels) > 1):
+    if any(kernel.form != form or type(kernel) is not type(kernels[0]) for kernel in kernels) or (
+        form.is_ordered and len(kernels) > 1
+    ):
         return [_quantized_products(inputs, [kernel], backend, split)[0] for kernel in kernels]
     if form.is_ordered:
         return _quantized_products(inputs[..., kernels[0].order[0]], [kernels[0].in_order()], backend, split)
+    in_panels = [kernel for kernel in kernels if isinstance(kernel, PanelArray)]
+    if in_panels:
+        return _multiply_panels(inputs, in_panels)
     by_columns = isinstance(kernels[0], ColumnArray) and backend.kernels != "xla"
     if backend.activations is not None and multiplies_rounded(form) and not by_columns:
         return multiply_rounded(inputs, [kernel.by_rows() for kernel in kernels], backend, split)
@@ -102,6 +109,14 @@ def _quantized_products(inputs: Any, kernels: Sequence[QuantizedArray], backend:
     if own is not None:
         return own
     return [_multiply_widened(inputs, kernel, backend, split) for kernel in kernels]
+
+
+def _multiply_panels(inputs: Any, kernels: Sequence[PanelArray]) -> list[Any]:
+    """Return products with kernels of one form in panels, which no mesh splits."""
+    *lead, width = inputs.shape
+    outputs = tuple(kernel.num_outputs for kernel in kernels)
+    found = multiply_panels(inputs.reshape(-1, width), kernels[0].form, tuple(each.matrix for each in kernels), outputs)
+    return [each.reshape(*lead, -1) for each in found]
 
 
 def _multiply_widened(inputs: Any, kernel: QuantizedArray, backend: Backend, split: Split) -> Any:

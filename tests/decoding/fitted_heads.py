@@ -16,7 +16,9 @@ from jaxinfer.decoding.trees.static import CAUTION, Paths, tree_depth
 from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Params
+from jaxinfer.ops.few_bits.panels import PanelArray
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
+from tests.ops.rounded_in_groups import rounded_in_groups
 
 TokenPath = tuple[int, ...]
 
@@ -159,7 +161,9 @@ def head_scores(head: Params, hidden_D: np.ndarray, along_PD: np.ndarray) -> np.
 
 
 def multiplied(matrix: Any, vector: np.ndarray) -> np.ndarray:
-    """Return a product with a matrix of a drafter, which a CPU holds in few bits and multiplies with bfloat16."""
+    """Return a product with a matrix of a drafter, which a CPU holds in few bits, and rounds what it multiplies by."""
+    if isinstance(matrix, PanelArray):
+        return np.asarray(matrix.dequantize()) @ rounded_in_groups(vector)
     if isinstance(matrix, QuantizedArray):
         return np.asarray(matrix.dequantize()) @ np.asarray(jnp.asarray(vector, jnp.bfloat16), np.float32)
     return np.asarray(matrix) @ vector

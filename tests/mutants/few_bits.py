@@ -3,12 +3,69 @@
 from tests.mutants.fault import Fault
 
 _KERNELS = "jaxinfer/ops/cpu_kernels/few_bits"
+_PANELS, _PANEL_PRODUCTS = "jaxinfer/ops/cpu_kernels/panels", "tests/ops/test_panels.py"
 _FOLDING = "tests/quantization/test_folding.py"
 _SPARSE = "tests/ops/test_sparse_weights.py"
 _SAVED = "tests/checkpoint/orbax/test_few_bits.py"
 _PRODUCTS, _CHECKPOINTS = "tests/ops/test_few_bits.py", "tests/checkpoint/test_few_bits.py"
 
 FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "the high halves of a panel's codes are those of the first inputs too",
+        f"{_PANELS}/panel_code.py",
+        "(RUN // 2 + 4 * index, high)",
+        "(4 * index, high)",
+        f"{_PANEL_PRODUCTS}::test_products_are_those_of_rows_rounded_in_groups",
+    ),
+    Fault(
+        "all groups of a row in panels have the scale of the first",
+        f"{_PANELS}/panel_code.py",
+        'own = code.at("float", start, code.arithmetic("mul", "%i", 2))',
+        'own = code.at("float", start, code.arithmetic("mul", "%i", 0))',
+        f"{_PANEL_PRODUCTS}::test_products_are_those_of_rows_rounded_in_groups",
+    ),
+    Fault(
+        "a panel's codes stand for what is 8 less, whatever their bits",
+        f"{_PANELS}/panel_code.py",
+        "offset = 128 if form.bits == 8 else form.offset or 0",
+        "offset = 8",
+        f"{_PANEL_PRODUCTS}::test_products_are_those_of_rows_rounded_in_groups",
+    ),
+    Fault(
+        "a later tile of rows multiplies panels by the first rows",
+        f"{_PANELS}/panel_code.py",
+        'code.at("i8", codes, code.arithmetic("mul", row, length)),',
+        'code.at("i8", codes, code.arithmetic("mul", row, 0)),',
+        f"{_PANEL_PRODUCTS}::test_a_row_has_the_same_bits_in_any_company",
+    ),
+    Fault(
+        "a group of 64 has one scale for both halves of the wrong group",
+        "jaxinfer/ops/few_bits/panels.py",
+        "scales = numpy.repeat(scales, form.group // RUN, axis=1)",
+        "scales = numpy.concatenate([scales] * (form.group // RUN), axis=1)",
+        f"{_PANEL_PRODUCTS}::test_panels_hold_the_weights",
+    ),
+    Fault(
+        "a table in panels gives each row its panel's first",
+        "jaxinfer/ops/few_bits/panels.py",
+        "codes = codes[ids // OUTPUTS, :, :, ids % OUTPUTS].reshape(*ids.shape, -1)",
+        "codes = codes[ids // OUTPUTS, :, :, 0 * ids].reshape(*ids.shape, -1)",
+        f"{_PANEL_PRODUCTS}::test_panels_hold_the_weights",
+    ),
+    Fault(
+        "kernels of two kinds are multiplied as the first",
+        "jaxinfer/ops/matmul.py",
+        "kernel.form != form or type(kernel) is not type(kernels[0]) for kernel in kernels",
+        "kernel.form != form for kernel in kernels",
+        f"{_PANEL_PRODUCTS}::test_linear_layers_multiply_panels_one_by_one_and_several_at_once",
+    ),
+    Fault(
+        "drafts are put in panels where nothing multiplies them",
+        "jaxinfer/models/few_bits.py",
+        "if not is_stored or not backend.cpu_kernels or backend.mesh is not None:",
+        "if not is_stored:",
+        "tests/models/test_drafting_params.py::test_what_has_no_panels_stays_as_it_is",
+    ),
     Fault(
         "every other code of a run is the high half of its byte",
         f"{_KERNELS}/tiles.py",

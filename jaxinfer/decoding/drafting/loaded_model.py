@@ -15,7 +15,7 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig, shallower
 from jaxinfer.models.decoder import abstract_params
 from jaxinfer.models.families.registry import family_of
-from jaxinfer.models.few_bits import change_matrices, in_few_bits, is_table
+from jaxinfer.models.few_bits import change_matrices, drafting_params, in_few_bits, is_table
 from jaxinfer.models.stacking import arranged
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend, choose_backend
@@ -88,7 +88,8 @@ def in_fewer_bits(strategy: str, few_bits: FewBits | None, target: Target, layer
     # Drafts need not have the bits of other steps. Weights in few bits are read whole.
     backend = replace(target.backend, step_rows=1, sparsity=None)
     part = target.partitioner.partition(config, backend)
-    return LoadedModel(part.config, part.backend, target.partitioner.place_params(config, backend, params))
+    params = drafting_params(target.partitioner.place_params(config, backend, params), part.backend)
+    return LoadedModel(part.config, part.backend, params)
 
 
 def loses_nothing(weights: str, target: Target) -> bool:
