@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.layers import EXPERTS, KERNEL, TRANSPOSED_KERNEL, expert_stacks, stored_kernel
@@ -17,7 +18,6 @@ from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 
 _TABLE = ("embed", "embedding")
-_put_in_panels = jax.jit(in_panels)
 
 
 def is_table(path: tuple[str, ...]) -> bool:
@@ -99,4 +99,7 @@ def drafting_matrix(matrix: Any, backend: Backend) -> Any:
     is_stored = isinstance(matrix, QuantizedArray) and not isinstance(matrix, PanelArray) and matrix.ndim == 2
     if not is_stored or not backend.cpu_kernels or backend.mesh is not None:
         return matrix
-    return _put_in_panels(matrix) if multiplies_panels(matrix.form, matrix.shape[1]) else matrix
+    if not multiplies_panels(matrix.form, matrix.shape[1]):
+        return matrix
+    # By NumPy: for each shape XLA would compile a program of its own.
+    return jax.tree.map(jnp.asarray, in_panels(jax.tree.map(np.asarray, matrix)))

@@ -41,8 +41,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a group of 64 has one scale for both halves of the wrong group",
         "jaxinfer/ops/few_bits/panels.py",
-        "scales = numpy.repeat(scales, form.group // RUN, axis=1)",
-        "scales = numpy.concatenate([scales] * (form.group // RUN), axis=1)",
+        "scales = np.repeat(scales, form.group // RUN, axis=1)",
+        "scales = np.concatenate([scales] * (form.group // RUN), axis=1)",
         f"{_PANEL_PRODUCTS}::test_panels_hold_the_weights",
     ),
     Fault(

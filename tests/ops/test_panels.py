@@ -114,13 +114,14 @@ def test_linear_layers_multiply_panels_one_by_one_and_several_at_once():
     rng, form = np.random.default_rng(4), FORMS[0]
     backend = choose_backend("float32", "cpu")
     inputs = jnp.asarray(rng.standard_normal((2, 3, 128)), jnp.float32)
-    arrays = [jax.tree.map(jnp.asarray, drawn(rng, form, outputs, 128)) for outputs in (24, 7)]
-    panels, bias = list(map(in_panels, arrays)), jnp.arange(7.0)
+    arrays = [drawn(rng, form, outputs, 128) for outputs in (24, 7)]
+    panels, bias = [jax.tree.map(jnp.asarray, in_panels(array)) for array in arrays], jnp.arange(7.0)
     rounded = rounded_in_groups(np.asarray(inputs).reshape(6, 128))
     first, second = jax.jit(lambda x: linears(x, [(panels[0], None), (panels[1], bias)], backend))(inputs)
     check_products(np.asarray(first).reshape(6, -1), rounded, exact(arrays[0].dequantize()))
     np.testing.assert_array_equal(second, product(inputs, panels[1], backend) + bias)
     # Of two kinds each goes its own way.
+    arrays = [jax.tree.map(jnp.asarray, array) for array in arrays]
     mixed = linears(inputs, [(panels[0], None), (arrays[1], None)], backend)
     np.testing.assert_array_equal(mixed[0], first)
     np.testing.assert_array_equal(mixed[1], product(inputs, arrays[1], backend))

@@ -76,15 +76,14 @@ def lies_in_panels(form: Format, width: int) -> bool:
 
 
 def in_panels(array: QuantizedArray) -> PanelArray:
-    """Return the same weights ``[N, K]`` in panels, NumPy's as NumPy's; check `lies_in_panels` first."""
-    numpy: Any = np if isinstance(array.codes, np.ndarray) else jnp
+    """Return the same weights ``[N, K]``, of NumPy's arrays, in panels; check `lies_in_panels` first."""
     form, (outputs, width) = array.form, array.shape
-    codes, *others = (numpy.pad(part, ((0, -outputs % OUTPUTS), (0, 0))) for part in array.matrix)
-    codes = codes.astype(np.uint8).reshape(-1, OUTPUTS, width // RUN, form.row_bytes(RUN) // FOUR, FOUR)
-    scales = numpy.stack(others, axis=-1)
+    codes, *others = (np.pad(part, ((0, -outputs % OUTPUTS), (0, 0))) for part in array.matrix)
+    # Four bytes are moved as one number.
+    fours = codes.view(np.uint32).reshape(-1, OUTPUTS, width // RUN, form.row_bytes(RUN) // FOUR)
+    codes = np.ascontiguousarray(fours.transpose(0, 2, 3, 1)).view(np.uint8)
+    scales = np.stack(others, axis=1).reshape(-1, OUTPUTS, len(others), others[0].shape[1]).transpose(0, 3, 2, 1)
     if form.group is not None:
-        scales = numpy.repeat(scales, form.group // RUN, axis=1)
-    scales = scales.reshape(-1, OUTPUTS, *scales.shape[1:])
-    codes, scales = codes.transpose(0, 2, 3, 1, 4), scales.transpose(0, 2, 3, 1)
+        scales = np.repeat(scales, form.group // RUN, axis=1)
     codes, scales = (each.reshape(*each.shape[:2], -1) for each in (codes, scales))
     return PanelArray(codes, scales, None, form, num_outputs=outputs)
