@@ -95,11 +95,13 @@ def drafting_params(params: Params, backend: Backend) -> Params:
 
 
 def drafting_matrix(matrix: Any, backend: Backend) -> Any:
-    """Return a matrix in panels if it can be and the CPU kernels multiply such, or else as it is."""
-    is_stored = isinstance(matrix, QuantizedArray) and not isinstance(matrix, PanelArray) and matrix.ndim == 2
-    if not is_stored or not backend.cpu_kernels or backend.mesh is not None:
+    """Return a matrix in few bits in panels if the CPU kernels multiply it so on one device, or else by rows."""
+    if not isinstance(matrix, QuantizedArray):
         return matrix
-    if not multiplies_panels(matrix.form, matrix.shape[1]):
+    is_multiplied = backend.cpu_kernels and backend.mesh is None and matrix.ndim == 2
+    if not (is_multiplied and multiplies_panels(matrix.form, matrix.shape[1])):
+        return matrix.by_rows() if isinstance(matrix, PanelArray) else matrix
+    if isinstance(matrix, PanelArray):
         return matrix
     # By NumPy: for each shape XLA would compile a program of its own.
     return jax.tree.map(jnp.asarray, in_panels(jax.tree.map(np.asarray, matrix)))

@@ -23,20 +23,21 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+def leaves_of(params):
+    return jax.tree.leaves(params, is_leaf=is_quantized)
+
+
+def dense(leaf):
+    return np.asarray(leaf.dequantize() if is_quantized(leaf) else leaf)
+
+
 def test_kernels_and_tables_of_a_model_in_few_bits_lie_in_panels():
     stored = in_few_bits(random_params(CONFIG, 0), FORM, "weights")
     panels, kinds = drafting_params(stored, BACKEND), []
     change_matrices(panels, lambda path, matrix: kinds.append(type(matrix)))
     assert set(kinds) == {PanelArray}
-    both = [
-        [
-            np.asarray(leaf.dequantize() if is_quantized(leaf) else leaf)
-            for leaf in jax.tree.leaves(tree, is_leaf=is_quantized)
-        ]
-        for tree in (stored, panels)
-    ]
-    for mine, own in zip(*both, strict=True):
-        np.testing.assert_array_equal(mine, own)
+    for mine, own in zip(leaves_of(panels), leaves_of(stored), strict=True):
+        np.testing.assert_array_equal(dense(mine), dense(own))
     # Once only.
     again = drafting_params(panels, BACKEND)
     assert all(one is other for one, other in zip(jax.tree.leaves(again), jax.tree.leaves(panels), strict=True))
@@ -51,6 +52,11 @@ def test_what_has_no_panels_stays_as_it_is():
     ):
         leaves = jax.tree.leaves(drafting_params(stored, backend))
         assert all(one is other for one, other in zip(leaves, jax.tree.leaves(stored), strict=True))
+        # And what was in panels elsewhere is so no longer.
+        again = drafting_params(drafting_params(stored, BACKEND), backend)
+        for one, other in zip(leaves_of(again), leaves_of(stored), strict=True):
+            assert backend is BACKEND or type(one) is type(other)
+            np.testing.assert_array_equal(dense(one), dense(other))
     kinds = []
     levels = drafting_params(in_few_bits(params, nf4(32), "weights"), BACKEND)
     change_matrices(levels, lambda path, matrix: kinds.append((path[0], type(matrix))))

@@ -65,8 +65,9 @@ def place_draft_model(
 ) -> LoadedModel:
     """Split a draft model that is at hand over the target's devices."""
     check_vocabulary(strategy, model, config, target)
-    params = target.partitioner.place_params(config, backend, params)
     part = target.partitioner.partition(config, backend)
+    # It may have been in panels, on one device.
+    params = target.partitioner.place_params(config, backend, drafting_params(params, part.backend))
     return LoadedModel(part.config, part.backend, params)
 
 

@@ -17,7 +17,9 @@ FORM = int4(32, True)
 
 def in_four_bits(matrix_ND: Any, backend: Backend) -> Any:
     """Return a matrix ``[N, D]`` in four bits where the CPU kernels multiply such, or else as it is."""
-    if isinstance(matrix_ND, QuantizedArray) or not jnp.issubdtype(matrix_ND.dtype, jnp.floating):
+    if isinstance(matrix_ND, QuantizedArray):
+        return drafting_matrix(matrix_ND, backend)
+    if not jnp.issubdtype(matrix_ND.dtype, jnp.floating):
         return matrix_ND
     width = matrix_ND.shape[1]
     if not backend.cpu_kernels or width % FORM.unit or not multiplies_few_bits(FORM, width):
