@@ -94,7 +94,8 @@ def test_what_steps_cost_is_known_from_the_last_process(lm, trained_folder, node
     # The start-up table counts the engine's programs, of which there are no others here.
     (line,) = (line for line in start_lines(again, 0.0, 0.0, None) if line.startswith("programs"))
     assert " 0 read, 0 compiled" not in line
-    assert nodes.count(1) >= len(nodes) - 2
+    # The first window came before the program of one node; then both others are tried once.
+    assert nodes.count(1) >= len(nodes) - 3
     file.write_text("{")
     again = jaxinfer.load(trained_folder, max_len=200, kept=kept.parent)
     assert again._kept_pages.kept_pace.of(again.resolve("auto"), widths).costs() == {}
