@@ -1,6 +1,7 @@
 """Products with weights in panels are those of rows rounded in groups, whatever the shapes; panels hold the weights."""
 
 import itertools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,8 @@ from tests.ops.rounded_in_groups import rounded_in_groups
 FORMS = (int4(32, False), int4(64, True), int4(128, False), INT8, GGUF_FORMATS["Q8_0"], GGUF_FORMATS["Q4_0"])
 DTYPES = ("bfloat16", "float32")
 
-pytestmark = pytest.mark.skipif(not HOST.dots_bytes, reason="this processor multiplies no vectors of bytes")
+# With instructions for bytes, where there are such, and without.
+PROCESSORS = [pytest.param(HOST, id="host"), pytest.param(replace(HOST, dots_bytes=False), id="no bytes")]
 
 
 def name_of(form: Format) -> str:
@@ -44,9 +46,9 @@ def drawn(rng, form, outputs, width):
     )
 
 
-def multiply(rows_MK, form, *arrays):
+def multiply(rows_MK, form, *arrays, vectors=HOST):
     """Return the products with matrices that lie by rows, through the handler."""
-    calls = Calls(panel_module(HOST, form, rows_MK.dtype.name, len(arrays)))
+    calls = Calls(panel_module(vectors, form, rows_MK.dtype.name, len(arrays)))
     operands = [part for array in arrays for part in in_panels(array).matrix]
     return calls.call([rows_MK, *operands], [(len(rows_MK), array.shape[0]) for array in arrays])
 
@@ -79,12 +81,14 @@ def test_products_are_those_of_rows_rounded_in_groups(form, dtype, rows, units, 
     check_products(found, rounded_in_groups(rows_MK), exact(array.dequantize()))
 
 
-def test_a_row_has_the_same_bits_in_any_company():
+@pytest.mark.parametrize("vectors", PROCESSORS)
+def test_a_row_has_the_same_bits_in_any_company_and_on_any_processor(vectors):
     rng, form = np.random.default_rng(1), FORMS[0]
     rows_MK, array = rng.standard_normal((21, 256)).astype(jnp.bfloat16), drawn(rng, form, 40, 256)
     (together,) = multiply(rows_MK, form, array)
     for row in range(21):
-        assert multiply(rows_MK[row : row + 1], form, array)[0].tobytes() == together[row].tobytes()
+        (alone,) = multiply(rows_MK[row : row + 1], form, array, vectors=vectors)
+        assert alone.tobytes() == together[row].tobytes()
 
 
 @POOLS
@@ -128,7 +132,8 @@ def test_linear_layers_multiply_panels_one_by_one_and_several_at_once():
 
 
 def test_what_does_not_lie_in_panels_is_told_apart():
-    assert all(multiplies_panels(form, 128) for form in FORMS)
+    assert {multiplies_panels(form, 128) for form in FORMS} == {HOST.dots_bytes}
+    assert all(lies_in_panels(form, 128) for form in FORMS)
     others = nf4(64), GGUF_FORMATS["Q4_K"], GGUF_FORMATS["Q6_K"], GGUF_FORMATS["Q5_0"], Format(8, None, has_zeros=True)
     assert not any(lies_in_panels(form, 256) for form in others)
     assert not lies_in_panels(int4(64, True), 96)

@@ -57,7 +57,7 @@ def load_draft_model(
     names = family.tensor_names(config)
     params = target.partitioner.load_params(checkpoint, names, config, backend, matrices=reader)
     part = target.partitioner.partition(config, backend)
-    return LoadedModel(part.config, part.backend, params)
+    return LoadedModel(part.config, part.backend, drafting_params(params, part.backend))
 
 
 def place_draft_model(

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from jaxinfer.notation import Array, Int
 from jaxinfer.ops.few_bits.formats import RUN, Format
@@ -48,6 +49,18 @@ class PanelArray(QuantizedArray):
     def matrix(self) -> tuple[Any, ...]:
         """The arrays that a product reads."""
         return self.codes, self.scales
+
+    def specs(self, spec: PartitionSpec) -> list[PartitionSpec]:
+        """Refuse: no mesh splits panels; `by_rows` comes first."""
+        raise TypeError("weights in panels on several devices")
+
+    def with_parts(self, parts: Any) -> "PanelArray":
+        """Refuse, as `map_rows` does: other parts are those of weights by rows."""
+        raise TypeError("parts of weights in panels")
+
+    def map_rows(self, change: Any) -> "PanelArray":
+        """Refuse: rows of panels are `rows`."""
+        raise TypeError("rows of weights in panels")
 
     def by_rows(self) -> QuantizedArray:
         """Return the same weights by rows, in groups of `RUN` or with one scale a row."""

@@ -9,19 +9,27 @@ the row's sum of the group, then the group's products, which are whole numbers, 
 from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
 from jaxinfer.ops.cpu_kernels.product_pieces import call_tile, chosen_matrix, chosen_tile, each_tile, even_tiles
-from jaxinfer.ops.cpu_kernels.rounded_rows.tiles import BYTES, FLOATS, INTEGERS, LANES, VECTOR, dot, dot_declarations
-from jaxinfer.ops.cpu_kernels.sixteen_outputs import OUTPUTS, declarations, spread_four, store_some
+from jaxinfer.ops.cpu_kernels.rounded_rows.rounding_code import DECLARED, larger_sizes, round_part, scale_of, sum_of
+from jaxinfer.ops.cpu_kernels.rounded_rows.tiles import (
+    BYTES,
+    FLOATS,
+    INTEGERS,
+    LANES,
+    VECTOR,
+    dot,
+    dot_declarations,
+    widened,
+)
+from jaxinfer.ops.cpu_kernels.sixteen_outputs import OUTPUTS, ROWS, declarations, spread_four, store_some
 from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, SIZES, Vectors
 from jaxinfer.ops.few_bits.formats import RUN, Format
-from jaxinfer.ops.few_bits.rounded_rows import STEP
 
-# The most rows of a tile: with two sums each, and the codes of a line, they fit 32 registers.
-ROWS = 8
+# Every piece rounds all rows, so there are few of them.
 _PIECES_PER_THREAD = 2
+# How many bytes of codes are fetched before they are read.
 _AHEAD = 2048
 _SHARED = ("x", "rows", "length", "span")
 _POINTERS, _INTEGERS = ("codes", "scales", "y"), ("outputs", "first_piece")
-_HALVES = 2
 _TILE = "ptr %x, ptr %row_scales, ptr %w, ptr %scales, ptr %y, i64 %groups, i64 %length, i64 %width, i64 %count"
 
 
@@ -31,6 +39,7 @@ def panel_module(vectors: Vectors, form: Format, row_dtype: str, count: int) -> 
     There are ``count`` matrices, each with its own N and the arrays of a `PanelArray`; x is bfloat16 or float32, y
     float32.
     """
+    vectors = widened(vectors)
     names = (*_SHARED, *(f"{name}{matrix}" for matrix in range(count) for name in (*_POINTERS, *_INTEGERS)))
     record = Record(*names)
 
@@ -51,7 +60,7 @@ def panel_module(vectors: Vectors, form: Format, row_dtype: str, count: int) -> 
         return Plan(pointers, numbers, code.total(pieces), code.arithmetic("mul", all_outputs, length))
 
     tiles = [_tile(vectors, form, rows) for rows in range(1, ROWS + 1)]
-    functions = [dot_declarations(vectors), declarations(), _ROUNDING, *tiles, _round_function(vectors, row_dtype)]
+    functions = [dot_declarations(vectors), declarations(), DECLARED, *tiles, _round_function(vectors, row_dtype)]
     functions.append(_piece(record, form, count))
     return make_module(vectors, functions, record, (1 + 2 * count, count), plan)
 
@@ -127,49 +136,28 @@ def _codes(code: Code, form: Format, line: str, index: int) -> list[tuple[int, s
     return [(4 * index, low), (RUN // 2 + 4 * index, high)]
 
 
-_ROUNDING = (
-    f"declare {FLOATS} @llvm.rint.v{LANES}f32({FLOATS})\n"
-    f"declare {FLOATS} @llvm.fabs.v{LANES}f32({FLOATS})\n"
-    f"declare {FLOATS} @llvm.maxnum.v{LANES}f32({FLOATS}, {FLOATS})\n"
-    f"declare float @llvm.vector.reduce.fmax.v{LANES}f32({FLOATS})\n"
-    f"declare i32 @llvm.vector.reduce.add.v{LANES}i32({INTEGERS})\n"
-)
-
-
 def _round_function(vectors: Vectors, row_dtype: str) -> str:
     """Return ``round(x, codes, scales, groups)``: bytes of each group, its scale, and its sum times that."""
     code = Code("internal void @round(ptr %x, ptr %codes, ptr %scales, i64 %groups) #0")
     element = LLVM_TYPES[row_dtype]
-    kind, size = f"<{LANES} x {element}>", SIZES[element]
+    kind, parts = f"<{LANES} x {element}>", range(0, RUN, LANES)
     with code.repeated("each_group", 0, "%groups") as each:
         first = code.arithmetic("mul", each.index, RUN)
         place = code.at(element, "%x", first)
-        numbers = [code.load(kind, code.at(element, place, half * LANES), size) for half in range(_HALVES)]
+        numbers = [code.load(kind, code.at(element, place, part), SIZES[element]) for part in parts]
         if element != "float":
-            numbers = [code.value(f"fpext {kind} {each_half} to {FLOATS}") for each_half in numbers]
-        sizes = [code.value(f"call {FLOATS} @llvm.fabs.v{LANES}f32({FLOATS} {half})") for half in numbers]
-        most = code.value(f"call {FLOATS} @llvm.maxnum.v{LANES}f32({FLOATS} {sizes[0]}, {FLOATS} {sizes[1]})")
-        most = code.value(f"call nnan float @llvm.vector.reduce.fmax.v{LANES}f32({FLOATS} {most})")
-        scale = vectors.spread(code, most)
-        scale = code.value(f"fmul {FLOATS} {scale}, {vectors.constant(STEP)}")
-        is_zero = code.value(f"fcmp oeq {FLOATS} {scale}, zeroinitializer")
-        one = vectors.constant(1.0)
-        divisor = code.value(f"select <{LANES} x i1> {is_zero}, {FLOATS} {one}, {FLOATS} {scale}")
+            numbers = [code.value(f"fpext {kind} {part} to {FLOATS}") for part in numbers]
+        sizes, total = "zeroinitializer", "zeroinitializer"
+        for part in numbers:
+            sizes = larger_sizes(code, part, sizes)
+        scale, divisor = scale_of(code, vectors, sizes)
         codes = code.at("i8", "%codes", first)
-        wholes = []
-        for half, part in enumerate(numbers):
-            part = code.value(f"fdiv {FLOATS} {part}, {divisor}")
-            part = code.value(f"call {FLOATS} @llvm.rint.v{LANES}f32({FLOATS} {part})")
-            wholes.append(code.value(f"fptosi {FLOATS} {part} to {INTEGERS}"))
-            some = code.value(f"trunc {INTEGERS} {wholes[-1]} to <{LANES} x i8>")
-            code.effect(f"store <{LANES} x i8> {some}, ptr {code.at('i8', codes, half * LANES)}, align 1")
-        both = code.value(f"add {INTEGERS} {wholes[0]}, {wholes[1]}")
-        total = code.value(f"call i32 @llvm.vector.reduce.add.v{LANES}i32({INTEGERS} {both})")
-        single = code.value(f"extractelement {FLOATS} {scale}, i32 0")
+        for at, part in zip(parts, numbers):
+            rounded = round_part(code, part, divisor, code.at("i8", codes, at))
+            total = code.value(f"add {INTEGERS} {total}, {rounded}")
         own = code.at("float", "%scales", code.arithmetic("mul", each.index, 2))
-        code.store_at("float", single, own, 0)
-        whole = code.value(f"sitofp i32 {total} to float")
-        code.store_at("float", code.value(f"fmul float {whole}, {single}"), own, 1)
+        code.store_at("float", scale, own, 0)
+        code.store_at("float", code.value(f"fmul float {sum_of(code, total)}, {scale}"), own, 1)
     code.effect("ret void")
     return code.text()
 

@@ -12,7 +12,7 @@ from jaxinfer.ops.few_bits.rounded_rows import STEP
 
 # A thread takes rows of about so many numbers at once, and so many take as long as a weight of a product.
 _NUMBERS_AT_ONCE, _NUMBERS_PER_WEIGHT = 4096, 4
-_DECLARED = (
+DECLARED = (
     f"declare {FLOATS} @llvm.rint.v{LANES}f32({FLOATS})\ndeclare i32 @llvm.vector.reduce.umax.v{LANES}i32({INTEGERS})\n"
     f"declare i32 @llvm.vector.reduce.add.v{LANES}i32({INTEGERS})\n"
 )
@@ -39,7 +39,7 @@ def rounding_module(vectors: Vectors, group: int | None) -> str:
         return Plan(pointers, numbers, code.ceiling(rows, at_once), weights)
 
     wide = widened(vectors)
-    return make_module(wide, [_DECLARED, _piece(wide, record, group)], record, (1, 3), plan)
+    return make_module(wide, [DECLARED, _piece(wide, record, group)], record, (1, 3), plan)
 
 
 def _piece(vectors: Vectors, record: Record, group: int | None) -> str:
@@ -55,35 +55,58 @@ def _piece(vectors: Vectors, record: Record, group: int | None) -> str:
         row_codes = code.at("i8", codes, code.arithmetic("mul", each_row.index, pitch))
         row_sums = code.at("float", sums, code.arithmetic("mul", each_row.index, sum_pitch))
         with code.repeated("each_size", 0, length, LANES, (INTEGERS, "zeroinitializer")) as each:
-            # Sizes compare as their bits do, and what is no number is larger than all.
-            bits = code.load(INTEGERS, code.at("float", row, each.index), 4)
-            bits = code.value(f"and {INTEGERS} {bits}, <{', '.join([f'i32 {0x7FFFFFFF}'] * LANES)}>")
-            larger = code.value(f"icmp ugt {INTEGERS} {bits}, {each.held}")
-            each.left = code.value(f"select <{LANES} x i1> {larger}, {INTEGERS} {bits}, {INTEGERS} {each.held}")
-        most = code.value(f"call i32 @llvm.vector.reduce.umax.v{LANES}i32({INTEGERS} {each.held})")
-        most = code.value(f"bitcast i32 {most} to float")
-        scale = code.value(f"fmul float {most}, {_constant(STEP)}")
+            numbers = code.load(FLOATS, code.at("float", row, each.index), 4)
+            each.left = larger_sizes(code, numbers, each.held)
+        scale, divisor = scale_of(code, vectors, each.held)
         code.store_at("float", scale, scales, each_row.index)
-        is_zero = code.value(f"fcmp oeq float {scale}, 0.0")
-        divisor = vectors.spread(code, code.value(f"select i1 {is_zero}, float 1.0, float {scale}"))
         with code.repeated("each_group", 0, groups) as each_group:
             first = code.arithmetic("mul", each_group.index, size)
             with code.repeated("each_part", 0, size, LANES, (INTEGERS, "zeroinitializer")) as each:
                 at = code.arithmetic("add", first, each.index)
-                part = code.value(f"fdiv {FLOATS} {code.load(FLOATS, code.at('float', row, at), 4)}, {divisor}")
-                part = code.value(f"call {FLOATS} @llvm.rint.v{LANES}f32({FLOATS} {part})")
-                part = code.value(f"fptosi {FLOATS} {part} to {INTEGERS}")
+                numbers = code.load(FLOATS, code.at("float", row, at), 4)
+                part = round_part(code, numbers, divisor, code.at("i8", row_codes, at))
                 each.left = code.value(f"add {INTEGERS} {each.held}, {part}")
-                some = code.value(f"trunc {INTEGERS} {part} to <{LANES} x i8>")
-                code.effect(f"store <{LANES} x i8> {some}, ptr {code.at('i8', row_codes, at)}, align 1")
-            total = code.value(f"call i32 @llvm.vector.reduce.add.v{LANES}i32({INTEGERS} {each.held})")
-            code.store_at("float", code.value(f"sitofp i32 {total} to float"), row_sums, each_group.index)
+            code.store_at("float", sum_of(code, each.held), row_sums, each_group.index)
         with code.repeated("each_zero", length, pitch) as each:
             code.store_at("i8", 0, row_codes, each.index)
         with code.repeated("each_no_group", groups, sum_pitch) as each:
             code.store_at("float", "0.0", row_sums, each.index)
     code.effect("ret void")
     return code.text()
+
+
+def larger_sizes(code: Code, numbers: str, sizes: str) -> str:
+    """Return the larger ones of some sizes and of the sizes of numbers; what is no number is larger than all."""
+    # Sizes compare as their bits do.
+    bits = code.value(f"bitcast {FLOATS} {numbers} to {INTEGERS}")
+    bits = code.value(f"and {INTEGERS} {bits}, <{', '.join([f'i32 {0x7FFFFFFF}'] * LANES)}>")
+    larger = code.value(f"icmp ugt {INTEGERS} {bits}, {sizes}")
+    return code.value(f"select <{LANES} x i1> {larger}, {INTEGERS} {bits}, {INTEGERS} {sizes}")
+
+
+def scale_of(code: Code, vectors: Vectors, sizes: str) -> tuple[str, str]:
+    """Return the scale of numbers, of which these are the largest sizes, and what to divide them by."""
+    most = code.value(f"call i32 @llvm.vector.reduce.umax.v{LANES}i32({INTEGERS} {sizes})")
+    most = code.value(f"bitcast i32 {most} to float")
+    scale = code.value(f"fmul float {most}, {_constant(STEP)}")
+    is_zero = code.value(f"fcmp oeq float {scale}, 0.0")
+    return scale, vectors.spread(code, code.value(f"select i1 {is_zero}, float 1.0, float {scale}"))
+
+
+def round_part(code: Code, numbers: str, divisor: str, to: str) -> str:
+    """Append the store of a vector of numbers as bytes; return them as integers."""
+    part = code.value(f"fdiv {FLOATS} {numbers}, {divisor}")
+    part = code.value(f"call {FLOATS} @llvm.rint.v{LANES}f32({FLOATS} {part})")
+    part = code.value(f"fptosi {FLOATS} {part} to {INTEGERS}")
+    some = code.value(f"trunc {INTEGERS} {part} to <{LANES} x i8>")
+    code.effect(f"store <{LANES} x i8> {some}, ptr {to}, align 1")
+    return part
+
+
+def sum_of(code: Code, integers: str) -> str:
+    """Return the sum of a vector of integers, in float32."""
+    total = code.value(f"call i32 @llvm.vector.reduce.add.v{LANES}i32({INTEGERS} {integers})")
+    return code.value(f"sitofp i32 {total} to float")
 
 
 def _constant(number: float) -> str:
