@@ -1,20 +1,32 @@
-"""What grammars and pages add to a step, and what sparse weights save: ``python -m tests.bench.step_costs sparse``.
+"""What grammars and pages add to a step, what sparse weights save, and what a product by panels takes:
+``python -m tests.bench.step_costs panels``.
 
 The default model in bfloat16, batches side by side that take turns, a few steps each. It prints the median time of a
-step and, for each batch, the median of its ratios to the first one's step of the same turn.
+step and, for each batch, the median of its ratios to the first one's step of the same turn. ``panels`` does so with
+products of one matrix alone.
 """
 
 import argparse
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 import jaxinfer
 from jaxinfer import Grammar, SamplingParams
 from jaxinfer.decoding.batch import RunningBatch
 from jaxinfer.language_model import LanguageModel
+from jaxinfer.models.few_bits import drafting_matrix
+from jaxinfer.ops.backend import choose_backend
+from jaxinfer.ops.few_bits.formats import int4
+from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
+from jaxinfer.ops.matmul import product
 
 PROMPTS = (
     "The city of Paris is known for", "List the large cities of Europe as JSON:", "def fibonacci(n):",
@@ -32,6 +44,8 @@ CITY = {
 SCHEMA = {"type": "array", "minItems": 6, "items": CITY}
 # Steps of a turn, steps before the first, and the most turns' tokens.
 STEPS, BEFORE, MOST = 6, 4, 240
+# The output matrix of the default model's heads, and how many products of it are timed at once.
+MATRIX, PRODUCTS = (16384, 576), 20
 
 
 def start(lm: LanguageModel, strategy: str, prompts: Sequence[object], sampling: SamplingParams) -> RunningBatch:
@@ -100,9 +114,37 @@ def sparse(rows: int, turns: int) -> None:
     print(f"{rows} rows | least | " + ", ".join(f"{name} {1e3 * min(each):.2f} ms" for name, each in times.items()))
 
 
+def panels(rows: int, turns: int) -> None:
+    """Products of one matrix in four bits: as it lies, by rows in int8, and in panels."""
+    rng, backend = np.random.default_rng(0), choose_backend("bfloat16", "cpu")
+    lying = round_to_nearest(jnp.asarray(rng.standard_normal(MATRIX, np.float32) / 24), int4(32, False))
+    kinds = {
+        "as it lies": (lying, backend),
+        "rows in int8": (lying, replace(backend, activations="int8")),
+        "in panels": (drafting_matrix(lying, backend), backend),
+    }
+    inputs = jnp.asarray(rng.standard_normal((rows, MATRIX[1])), jnp.bfloat16)
+    times: dict[str, list[float]] = {name: [] for name in kinds}
+
+    def repeated(inputs: jax.Array, kernel: Any, backend: Any) -> jax.Array:
+        def once(_: Any, before: jax.Array) -> jax.Array:
+            return before + (product(before, kernel, backend)[:, :1] * 1e-20).astype(before.dtype)
+
+        return jax.lax.fori_loop(0, PRODUCTS, once, inputs)
+
+    programs = {name: jax.jit(partial(repeated, kernel=kernel, backend=own)) for name, (kernel, own) in kinds.items()}
+    for turn in range(turns + 1):
+        for name, program in programs.items():
+            began = time.perf_counter()
+            program(inputs).block_until_ready()
+            times[name] += [(time.perf_counter() - began) / PRODUCTS] if turn else []
+    report(f"{rows} rows", times)
+    print(f"{rows} rows | least | " + ", ".join(f"{name} {1e3 * min(each):.3f} ms" for name, each in times.items()))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["grammars", "pages", "sparse"])
+    parser.add_argument("what", choices=["grammars", "pages", "sparse", "panels"])
     parser.add_argument("--turns", type=int, default=14)
     options = parser.parse_args()
     print("batch | kind | median of a step | ratio")
@@ -113,6 +155,9 @@ def main() -> None:
     elif options.what == "sparse":
         for rows in (1, 8):
             sparse(rows, options.turns)
+    elif options.what == "panels":
+        for rows in (1, 2, 4, 8, 13):
+            panels(rows, options.turns)
     else:
         for num_tokens in (512, 4096):
             for rows in (1, 8):

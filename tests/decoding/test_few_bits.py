@@ -12,7 +12,9 @@ from jaxinfer import LanguageModel
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.decoder import output_logits
 from jaxinfer.models.layers import KERNEL
+from jaxinfer.ops.cpu_kernels.panels.products import multiplies_panels
 from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, INT8, TWO_OF_FOUR, Format, int4
+from jaxinfer.ops.few_bits.panels import PanelArray
 from jaxinfer.ops.few_bits.quantized_array import is_quantized
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 from tests.decoding.covered_models import OTHER_SAMPLINGS, VOCAB_SIZE, random_model
@@ -148,7 +150,10 @@ def test_the_output_matrix_multiplies_rows_as_they_are(plain):
 
 def test_a_draft_model_is_loaded_in_few_bits(plain, tiny_llama_folder):
     strategy = plain.resolve(f"draft_model:model={tiny_llama_folder(vocab_size=VOCAB_SIZE)},weights=int8")
-    assert strategy.params["blocks"]["layer_0"]["mlp"]["up"]["kernel"].form == INT8
+    kernel = strategy.params["blocks"]["layer_0"]["mlp"]["up"]["kernel"]
+    assert kernel.form == INT8
+    # It only drafts.
+    assert isinstance(kernel, PanelArray) == multiplies_panels(INT8, kernel.shape[1])
 
 
 @pytest.mark.slow

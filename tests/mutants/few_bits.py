@@ -67,6 +67,13 @@ FAULTS: tuple[Fault, ...] = (
         "tests/models/test_drafting_params.py::test_what_has_no_panels_stays_as_it_is",
     ),
     Fault(
+        "a draft model from disk lies as its file does",
+        "jaxinfer/decoding/drafting/loaded_model.py",
+        "return LoadedModel(part.config, part.backend, drafting_params(params, part.backend))",
+        "return LoadedModel(part.config, part.backend, params)",
+        "tests/decoding/test_few_bits.py::test_a_draft_model_is_loaded_in_few_bits",
+    ),
+    Fault(
         "drafts are put in panels where nothing multiplies them",
         "jaxinfer/models/few_bits.py",
         "is_multiplied = backend.cpu_kernels and backend.mesh is None and matrix.ndim == 2",
