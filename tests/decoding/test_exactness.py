@@ -23,11 +23,10 @@ MEETINGS = [
     (name, model) for name, case in CASES.items() for model in MODELS if model not in (case.model, case.split.model)
 ]
 
-# What each family's weights are in every run. In the wide run they are others, once each; the rest is in the product.
+# What each family's weights are in every run. Others are in the product.
 DTYPES = {"gemma2": "bfloat16", "opt": "float16", "gpt2": "float32"}
-WIDE = (("medusa", "opt", "bfloat16"),)
 OTHER_DTYPES = [
-    pytest.param(name, model, dtype, marks=pytest.mark.slow if (name, model, dtype) in WIDE else pytest.mark.exhaustive)
+    pytest.param(name, model, dtype, marks=pytest.mark.exhaustive)
     for name in CASES
     for model in MODELS
     for dtype in ("float32", "bfloat16", "float16")
@@ -75,9 +74,10 @@ def test_texts_of_this_file_are_screened(covered, model):
 # In every run `tests.decoding.strategies.test_sum_of_drafters` has a sum, and the strategies' own files hold these to
 # plain decoding.
 OTHER_RUNS = {
-    **dict.fromkeys(("auto", "dflash", "suffix", "triforce"), pytest.mark.slow),
+    **dict.fromkeys(("auto", "dflash", "suffix"), pytest.mark.slow),
     "streams+prompt_lookup": pytest.mark.exhaustive,
     "medusa+jacobi": pytest.mark.exhaustive,
+    "triforce": pytest.mark.exhaustive,
     "draft_model+prompt_lookup": pytest.mark.exhaustive,
 }
 

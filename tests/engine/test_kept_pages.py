@@ -82,7 +82,7 @@ def test_prompts_begin_with_a_prefix_that_is_held(lm, strategy):
     assert lm._kept_pages._core.scheduler.held.pool.in_use == 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_several_samples_and_an_unread_stream(lm):
     options = {"max_new_tokens": 20, "sampling": SamplingParams(temperature=0.9, n=3, logprobs=True)}
     expected = lm.generate(STORY, **options)

@@ -65,6 +65,7 @@ def test_a_drafter_that_has_rested_begins_anew(harness):
     assert result.stats.steps == 4 + 20 + -(-(80 - 1 - 16 - 20) // 4)
 
 
+@pytest.mark.slow
 def test_windows_without_drafts_keep_the_state_that_the_current_token_was_drawn_from(harness):
     made, lm = harness
     checked, start = [], made.core._device.start

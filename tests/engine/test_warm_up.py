@@ -49,6 +49,7 @@ def test_larger_programs_run_until_those_that_fit_are_there(trained_folder):
         assert (sizes[0], sizes[-1]) == (4, 1)
 
 
+@pytest.mark.slow
 def test_what_steps_cost_beside_a_compiler_is_not_noted(trained_folder, monkeypatch):
     """A program that is compiled in the background takes half of two cores from the steps that run meanwhile."""
     lm = jaxinfer.load(trained_folder, max_len=64)

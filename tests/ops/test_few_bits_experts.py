@@ -145,7 +145,7 @@ def grouped(form: Format) -> tuple[QuantizedArray, ...]:
 @pytest.mark.parametrize(
     ("form", "kernels"),
     [
-        pytest.param(FP8_BLOCKS, "interpret", marks=pytest.mark.slow),
+        pytest.param(FP8_BLOCKS, "interpret", marks=pytest.mark.exhaustive),
         *(
             pytest.param(form, kernels, marks=pytest.mark.exhaustive)
             for form in (INT8, int4(64, False), MXFP4, FP8, nf4(64), GGUF_FORMATS["Q8_0"])

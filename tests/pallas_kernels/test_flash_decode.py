@@ -113,7 +113,7 @@ def calls(draw, layouts: tuple[Layout, ...] = LAYOUTS) -> tuple[Layout, list[int
     return layout, draw(st.lists(start, min_size=ROWS, max_size=ROWS)), draw(st.integers(0, 1 << 16))
 
 
-@settings(derandomize=True, max_examples=16, deadline=None)
+@settings(derandomize=True, max_examples=8, deadline=None)
 @given(calls(ORDINARY))
 @example((ORDINARY[0], [0, 127, 383], 0))
 @example((ORDINARY[1], [0, 126, 301], 2))
@@ -123,7 +123,7 @@ def test_agrees_with_the_reference(call):
     check(*call)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @settings(derandomize=True, max_examples=3, deadline=None)
 @given(calls())
 @example((LAYOUTS[3], [0, 128, 392], 1))

@@ -131,7 +131,7 @@ def calls(draw, layouts: tuple[Layout, ...] = LAYOUTS) -> tuple[Layout, list[int
     return layout, [start for start, _ in rows], [length for _, length in rows], draw(st.integers(0, 1 << 16))
 
 
-@settings(derandomize=True, max_examples=10, deadline=None)
+@settings(derandomize=True, max_examples=5, deadline=None)
 @given(calls(ORDINARY))
 @example((ORDINARY[0], [0, 0], [300, 257], 0))
 @example((ORDINARY[1], [260, 127], [260, 130], 3))

@@ -97,7 +97,7 @@ def calls(draw, layouts: tuple[Layout, ...] = LAYOUTS) -> tuple[Layout, list[int
     return layout, starts, [max(draw(length), 1), draw(length)], draw(st.integers(0, 1 << 16))
 
 
-@settings(derandomize=True, max_examples=8, deadline=None)
+@settings(derandomize=True, max_examples=4, deadline=None)
 @given(calls(ORDINARY))
 @example((ORDINARY[0], [127, 248], [40, 25], 0))
 @example((ORDINARY[1], [0, 144], [48, 0], 1))

@@ -94,7 +94,7 @@ def calls(draw, layouts: tuple[Layout, ...] = LAYOUTS) -> tuple[Layout, list[int
     return layout, draw(st.lists(start, min_size=ROWS, max_size=ROWS)), draw(st.integers(0, 1 << 16))
 
 
-@settings(derandomize=True, max_examples=16, deadline=None)
+@settings(derandomize=True, max_examples=8, deadline=None)
 @given(calls(ORDINARY))
 @example((ORDINARY[0], [0, 144, 1000], 0))
 @example((ORDINARY[1], [10, 280, 777], 2))

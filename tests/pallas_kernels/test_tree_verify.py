@@ -91,7 +91,7 @@ def calls(draw, layouts: tuple[Layout, ...] = LAYOUTS) -> tuple[Layout, list[int
     return layout, draw(st.lists(start, min_size=ROWS, max_size=ROWS)), draw(st.integers(0, 1 << 16))
 
 
-@settings(derandomize=True, max_examples=12, deadline=None)
+@settings(derandomize=True, max_examples=6, deadline=None)
 @given(calls(ORDINARY))
 @example((ORDINARY[0], [208, 64], 1))
 @example((ORDINARY[1], [100, 264], 2))

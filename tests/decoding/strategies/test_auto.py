@@ -155,6 +155,7 @@ def test_a_model_that_has_no_more_than_four_bits_decodes_ahead_in_these(stored, 
             stored.resolve(spec)
 
 
+@pytest.mark.slow
 def test_the_text_is_that_of_plain_decoding_whoever_decodes_ahead(stored, monkeypatch):
     """Windows of each kind follow each other."""
     made = Harness(stored, stored.resolve("auto"), replace(SMALL, max_rows=2, pages=40))

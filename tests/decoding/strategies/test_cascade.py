@@ -65,6 +65,7 @@ def test_weights_that_are_the_models_are_taken_whole(lm, plain):
         assert found.counts.steps == -(-(NUM_NEW - 1) // (DEPTH + 1))
 
 
+@pytest.mark.slow
 def test_steps_ahead_are_counted(lm):
     """Of what the weights draft alone, each token is a step; with drafters that are right, fewer are."""
     counted = []
@@ -80,7 +81,7 @@ def test_steps_ahead_are_counted(lm):
     assert (fewer_B < alone_B).all()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_drafts_for_the_drafter_changes_no_draft(lm, plain):
     """With heads and the text, and with nothing, the weights draft the same, so the same is taken."""
     weights = perturbed(lm.params, 0.3)

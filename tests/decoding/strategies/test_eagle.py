@@ -122,7 +122,7 @@ def logits_of(lm: LanguageModel, output: Any, output_D: np.ndarray) -> np.ndarra
 @pytest.mark.parametrize(
     "name",
     [
-        "eagle3",
+        pytest.param("eagle3", marks=pytest.mark.slow),
         pytest.param("eagle3.1", marks=pytest.mark.exhaustive),
         pytest.param("speculators", marks=pytest.mark.exhaustive),
         pytest.param("eagle1", marks=pytest.mark.exhaustive),

@@ -104,7 +104,9 @@ def test_heads_that_predict_well_are_taken_as_their_definition_has_it(lm, reques
     assert sum(one.later_siblings for one in expected) > 0
 
 
-@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.slow), "conditioned"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("plain", marks=pytest.mark.exhaustive), pytest.param("conditioned", marks=pytest.mark.slow)]
+)
 def test_heads_grow_the_tree_that_the_definition_grows_and_change_no_token(lm, requests, oracle, fitted, kind):
     strategy = resolve(lm, Medusa(params=sharpened(fitted[kind]), growth=GROWTH))
     rows = run(lm, requests, strategy)
