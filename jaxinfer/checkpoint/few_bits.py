@@ -18,6 +18,7 @@ from jaxinfer.checkpoint.source import BlockRows, BlockSource, Checkpoint, Quant
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption, shown
 from jaxinfer.models.families.registry import family_of
 from jaxinfer.models.few_bits import is_expert, is_kernel, is_table
+from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.few_bits.formats import (
     FP8,
     GGUF_FORMATS,
@@ -86,7 +87,7 @@ class FewBitsReader:
     """Rounds what can be in few bits, or takes a GGUF file's blocks as they are (`MatrixReader`)."""
 
     few_bits: FewBits
-    by_columns: bool = False
+    backend: Backend | None = None
     widened: set[str] = field(default_factory=set)
 
     def named(self, checkpoint: Checkpoint) -> str:

@@ -14,21 +14,25 @@ from jaxinfer.checkpoint.matrix_readers import MatrixReader
 from jaxinfer.checkpoint.shards import Box, distinct_boxes, make_sharded
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import InvalidOption
+from jaxinfer.models.few_bits import laid_out_matrix
 from jaxinfer.ops.few_bits.columns import maybe_by_columns
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.split import check_split, pad_quantized, part_shardings, transposed
 
 
 def read_few_bits(reader: MatrixReader, checkpoint: Checkpoint, leaf: Leaf, read_plainly: Any) -> QuantizedArray | None:
-    """Return what ``reader`` reads, padded and split as ``leaf.struct`` says; on one device, as it reads it.
+    """Return what ``reader`` reads, padded and split as ``leaf.struct`` says; on one device, as this multiplies it.
 
     Weights are rounded before they are padded and split, so that a mesh multiplies by the weights of one device. Memory
     holds no more than the devices' parts and one layer's kernel.
     """
-    by_columns = reader.by_columns and leaf.path[0] != "embed"
+    backend = reader.backend
+    by_columns = backend is not None and backend.kernels != "xla" and leaf.path[0] != "embed"
     if leaf.struct.sharding is None:
         found = reader.read(checkpoint, leaf, read_plainly)
-        return maybe_by_columns(found, found.shape[-1]) if found is not None and by_columns else found
+        if found is None or backend is None:
+            return found
+        return maybe_by_columns(found, found.shape[-1]) if by_columns else laid_out_matrix(found, backend)
     sharding, padding = leaf.struct.sharding, leaf.padding[leaf.stacked :]
     if leaf.transposed:
         sharding, padding = transposed(sharding), padding[::-1]

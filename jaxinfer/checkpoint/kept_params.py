@@ -24,10 +24,13 @@ from jaxinfer.kept.conditions import conditions, difference
 from jaxinfer.kept.folder import KeptFolder, NotKept
 from jaxinfer.kept.spelling import digest, spell
 from jaxinfer.notation import Params
-from jaxinfer.ops.few_bits.formats import Format, format_from
+from jaxinfer.ops.few_bits.formats import format_from
+from jaxinfer.ops.few_bits.panels import PanelArray
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 
-_FORM = "jaxinfer parameters 2"
+# Beside the fields of a form: the outputs of weights that lie in panels.
+_PANELS = "panels"
+_FORM = "jaxinfer parameters 3"
 # A page: JAX's CPU backend takes numbers over where they are if they begin at a multiple of 64 bytes.
 _ALIGNMENT = 4096
 _DIGEST_LETTERS, _LENGTH_LETTERS = 64, 16
@@ -95,12 +98,12 @@ def _state(path: Path) -> tuple[int, int, int, int]:
 def _walk(
     node: Mapping[str, Any], path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], dict[str, Any] | None, Any]]:
-    """Yield the path of every array; of a quantized array's, its name and the array's form too."""
+    """Yield the path of every array; of a quantized array's, its name, and the array's form and outputs in panels."""
     for key, value in node.items():
         if isinstance(value, Mapping):
             yield from _walk(value, (*path, key))
         elif isinstance(value, QuantizedArray):
-            form = asdict(value.form)
+            form = {**asdict(value.form), _PANELS: value.num_outputs if isinstance(value, PanelArray) else None}
             yield from (((*path, key, name), form, part) for name, part in zip(value.form.part_names, value.matrix))
         else:
             yield (*path, key), None, value
@@ -146,7 +149,7 @@ def params_of(data: Any, made_of: Mapping[str, str]) -> Params:
     if start + head["num_bytes"] != len(data):
         raise NotKept("the file is cut off")
     params: Params = {}
-    quantized: dict[tuple[str, ...], Format] = {}
+    quantized: dict[tuple[str, ...], dict[str, Any]] = {}
     for place in head["arrays"]:
         shape, dtype = tuple(place["shape"]), np.dtype(place["dtype"])
         array = np.frombuffer(data, dtype, math.prod(shape), start + place["at"]).reshape(shape)
@@ -154,8 +157,11 @@ def params_of(data: Any, made_of: Mapping[str, str]) -> Params:
         node = reduce(lambda node, key: node.setdefault(key, {}), folders, params)
         node[last] = jax.device_put(array)
         if place["form"] is not None:
-            quantized[tuple(folders)] = format_from(place["form"])
-    for (*folders, last), form in quantized.items():
+            quantized[tuple(folders)] = place["form"]
+    for (*folders, last), fields in quantized.items():
         node = reduce(getitem, folders, params)
-        node[last] = QuantizedArray.of(form, [node[last][name] for name in form.part_names])
+        outputs = fields.pop(_PANELS)
+        form = format_from(fields)
+        parts = [node[last][name] for name in form.part_names]
+        node[last] = QuantizedArray.of(form, parts) if outputs is None else PanelArray.of_panels(form, parts, outputs)
     return params

@@ -23,10 +23,11 @@ from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 class MatrixReader(Protocol):
     """Reads kernels and tables in few bits; ``widened`` says in words what could not stay so.
 
-    ``by_columns`` is whether kernels are wanted as TPU kernels read them, ``named`` what messages begin with.
+    ``backend`` is what kernels are laid out for, None for kernels as they are stored, ``named`` what messages begin
+    with.
     """
 
-    by_columns: bool
+    backend: Backend | None
     widened: set[str]
 
     def named(self, checkpoint: Checkpoint) -> str:
@@ -48,10 +49,9 @@ def choose_reader(
 
     ``is_split`` is whether it runs on a mesh. Raises InvalidOption for a checkpoint that does not have what is asked.
     """
-    by_columns = backend.kernels != "xla"
     if few_bits is not None:
         few_bits.check(checkpoint)
-        return FewBitsReader(few_bits, by_columns=by_columns)
+        return FewBitsReader(few_bits, backend=backend)
     if not (isinstance(checkpoint.tensors, QuantizedSource) and checkpoint.tensors.forms()):
         return None
 
@@ -63,7 +63,7 @@ def choose_reader(
         is_multiplied = not backend.cpu_kernels or multiplies_few_bits(form, width)
         return None if is_multiplied else "no products on this processor"
 
-    return StoredReader(why_not, by_columns=by_columns)
+    return StoredReader(why_not, backend=backend)
 
 
 @dataclass
@@ -71,7 +71,7 @@ class StoredReader:
     """Keeps what is stored in few bits where ``why_not`` gives no reason against its form and its number of inputs."""
 
     why_not: Callable[[Format, int], str | None]
-    by_columns: bool = False
+    backend: Backend | None = None
     widened: set[str] = field(default_factory=set)
 
     def named(self, checkpoint: Checkpoint) -> str:

@@ -1,6 +1,7 @@
 """Parameters of a model in few bits: its kernels rounded to a form, its tables to bytes."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,10 +12,11 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.models.layers import EXPERTS, KERNEL, TRANSPOSED_KERNEL, expert_stacks, stored_kernel
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
-from jaxinfer.ops.cpu_kernels.panels.products import multiplies_panels
+from jaxinfer.ops.cpu_kernels.panels.products import drafts_by_panels, multiplies_panels
+from jaxinfer.ops.few_bits.columns import ColumnArray, kernels_by_columns
 from jaxinfer.ops.few_bits.formats import INT8, Format
 from jaxinfer.ops.few_bits.panels import PanelArray, in_panels
-from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray, is_quantized
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 
 _TABLE = ("embed", "embedding")
@@ -90,17 +92,46 @@ def in_few_bits(params: Params, form: Format, named: str, *, only_experts: bool 
 
 
 def drafting_params(params: Params, backend: Backend) -> Params:
-    """Return parameters in few bits as they draft fastest: on one CPU in panels, which round the rows they multiply."""
+    """Return parameters in few bits as they draft fastest: on one CPU by panels, of rows that are rounded."""
     return change_matrices(params, lambda _, matrix: drafting_matrix(matrix, backend))
 
 
 def drafting_matrix(matrix: Any, backend: Backend) -> Any:
-    """Return a matrix in few bits in panels if the CPU kernels multiply it so on one device, or else by rows."""
+    """Return a matrix in few bits as it drafts fastest on this backend: in panels, or else by rows."""
     if not isinstance(matrix, QuantizedArray):
         return matrix
-    is_multiplied = backend.cpu_kernels and backend.mesh is None and matrix.ndim == 2
-    if not (is_multiplied and multiplies_panels(matrix.form, matrix.shape[1])):
-        return matrix.by_rows() if isinstance(matrix, PanelArray) else matrix
+    if _lies_alone(matrix, backend) and drafts_by_panels(matrix.form, matrix.shape[1]):
+        panels = _in_panels(matrix)
+        return panels if panels.drafts else replace(panels, drafts=True)
+    return laid_out_matrix(matrix, backend)
+
+
+def laid_out(params: Params, backend: Backend) -> Params:
+    """Return a decoder's parameters, or some of them, with kernels in few bits as one device multiplies them fastest.
+
+    On a TPU they lie by columns, on a CPU in panels; sums, and so bits, are those of kernels by rows.
+    """
+    if backend.kernels != "xla":
+        return kernels_by_columns(params)
+    return jax.tree.map(lambda leaf: laid_out_matrix(leaf, backend), params, is_leaf=is_quantized)
+
+
+def laid_out_matrix(matrix: Any, backend: Backend) -> Any:
+    """Return a matrix in few bits in panels if the CPU kernels multiply it so, or else by rows; others unchanged."""
+    if not isinstance(matrix, QuantizedArray) or isinstance(matrix, ColumnArray):
+        return matrix
+    if isinstance(matrix, PanelArray):
+        return matrix if _lies_alone(matrix, backend) else matrix.by_rows()
+    is_fastest = _lies_alone(matrix, backend) and multiplies_panels(matrix.form, matrix.shape[1])
+    return _in_panels(matrix) if is_fastest else matrix
+
+
+def _lies_alone(matrix: QuantizedArray, backend: Backend) -> bool:
+    """Whether kernels multiply a matrix on one CPU device."""
+    return backend.cpu_kernels and backend.mesh is None and matrix.ndim == 2
+
+
+def _in_panels(matrix: QuantizedArray) -> PanelArray:
     if isinstance(matrix, PanelArray):
         return matrix
     # By NumPy: for each shape XLA would compile a program of its own.

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxinfer.models.layers import TRANSPOSED_KERNEL, locate
 from jaxinfer.models.padding import first_copies
+from jaxinfer.ops.few_bits.panels import PanelArray
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 
 _EVERY_ROW = 31
@@ -86,7 +87,11 @@ def _some_quantized_rows(array: QuantizedArray, sources: Any, fetch: Callable[[A
         np.arange(size) if source is None or len(source) != size else first_copies(source)
         for source, size in zip(found, array.shape[-2:], strict=True)
     )
-    some = jax.tree.map(
-        lambda part: np.asarray(fetch(part)), array.by_rows().map_rows(lambda part: part[..., rows[::_EVERY_ROW], :])
-    )
+    chosen = rows[::_EVERY_ROW]
+    if isinstance(array, PanelArray):
+        # They are on one CPU. XLA would compile a program for each shape.
+        some = jax.tree.map(np.asarray, array).rows(chosen)
+    else:
+        changed = array.by_rows().map_rows(lambda part: part[..., chosen, :])
+        some = jax.tree.map(lambda part: np.asarray(fetch(part)), changed)
     return some.dequantize()[..., inputs]

@@ -99,10 +99,12 @@ def _quantized_products(inputs: Any, kernels: Sequence[QuantizedArray], backend:
         return [_quantized_products(inputs, [kernel], backend, split)[0] for kernel in kernels]
     if form.is_ordered:
         return _quantized_products(inputs[..., kernels[0].order[0]], [kernels[0].in_order()], backend, split)
-    if isinstance(kernels[0], PanelArray):
-        return _multiply_panels(inputs, kernels)
+    is_rounded = backend.activations is not None and multiplies_rounded(form)
+    panels = [kernel for kernel in kernels if isinstance(kernel, PanelArray)]
+    if panels:
+        return _multiply_panels(inputs, panels, is_rounded)
     by_columns = isinstance(kernels[0], ColumnArray) and backend.kernels != "xla"
-    if backend.activations is not None and multiplies_rounded(form) and not by_columns:
+    if is_rounded and not by_columns:
         return multiply_rounded(inputs, [kernel.by_rows() for kernel in kernels], backend, split)
     own = _multiply_few_bits(inputs, kernels, backend, split)
     if own is not None:
@@ -110,13 +112,12 @@ def _quantized_products(inputs: Any, kernels: Sequence[QuantizedArray], backend:
     return [_multiply_widened(inputs, kernel, backend, split) for kernel in kernels]
 
 
-def _multiply_panels(inputs: Any, kernels: Sequence[QuantizedArray]) -> list[Any]:
+def _multiply_panels(inputs: Any, kernels: Sequence[PanelArray], is_rounded: bool) -> list[Any]:
     """Return products with kernels of one form in panels, which no mesh splits."""
     *lead, width = inputs.shape
-    outputs = tuple(kernel.shape[0] for kernel in kernels)
     if not inputs.size:
-        return [jnp.zeros((*lead, number), jnp.float32) for number in outputs]
-    found = multiply_panels(inputs.reshape(-1, width), kernels[0].form, tuple(each.matrix for each in kernels), outputs)
+        return [jnp.zeros((*lead, kernel.shape[0]), jnp.float32) for kernel in kernels]
+    found = multiply_panels(inputs.reshape(-1, width), *kernels, is_rounded=is_rounded)
     return [each.reshape(*lead, -1) for each in found]
 
 

@@ -17,13 +17,15 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import abstract_params
 from jaxinfer.models.families.family import TensorNames
+from jaxinfer.models.few_bits import laid_out
 from jaxinfer.models.layers import TRANSPOSED_KERNEL
 from jaxinfer.models.padding import Sources, pad_config, pad_parameter, parameter_sources
 from jaxinfer.models.stacking import stack_params
 from jaxinfer.models.stages import check_stages, num_stages
 from jaxinfer.notation import DATA, EXPERT, MESH_AXES, PIPELINE, SEQUENCE, TENSOR, Params
 from jaxinfer.ops.backend import Backend
-from jaxinfer.ops.few_bits.columns import ColumnArray, kernels_by_columns, maybe_by_columns
+from jaxinfer.ops.few_bits.columns import ColumnArray, maybe_by_columns
+from jaxinfer.ops.few_bits.panels import without_panels
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.split import check_split, pad_quantized, part_shardings, transposed
 from jaxinfer.ops.logical_axes import filled_rows
@@ -133,8 +135,9 @@ class Partitioner:
         They may be some of them: blocks without tables.
         """
         if self.mesh is None:
-            return kernels_by_columns(params) if backend.kernels != "xla" else params
+            return laid_out(params, replace(backend, mesh=None))
         part = self.partition(config, backend)
+        params = without_panels(params)
         stacked = stack_params(params, {name: own for name, own in abstract_params(*part).items() if name in params})
         by_columns = backend.kernels != "xla"
         return _put_params(stacked, self.padding(config, backend), parameter_shardings(*part, self.mesh), by_columns)

@@ -22,7 +22,7 @@ import jaxinfer
 from jaxinfer import Grammar, SamplingParams
 from jaxinfer.decoding.batch import RunningBatch
 from jaxinfer.language_model import LanguageModel
-from jaxinfer.models.few_bits import drafting_matrix
+from jaxinfer.models.few_bits import drafting_matrix, laid_out_matrix
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.ops.few_bits.formats import int4
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
@@ -115,13 +115,16 @@ def sparse(rows: int, turns: int) -> None:
 
 
 def panels(rows: int, turns: int) -> None:
-    """Products of one matrix in four bits: as it lies, by rows in int8, and in panels."""
+    """Products of one matrix in four bits: by rows and in panels, with rows as they are, in int8, and for drafts."""
     rng, backend = np.random.default_rng(0), choose_backend("bfloat16", "cpu")
     lying = round_to_nearest(jnp.asarray(rng.standard_normal(MATRIX, np.float32) / 24), int4(32, False))
+    in_panels, in_bytes = laid_out_matrix(lying, backend), replace(backend, activations="int8")
     kinds = {
-        "as it lies": (lying, backend),
-        "rows in int8": (lying, replace(backend, activations="int8")),
-        "in panels": (drafting_matrix(lying, backend), backend),
+        "by rows": (lying, backend),
+        "in panels": (in_panels, backend),
+        "by rows, rows in int8": (lying, in_bytes),
+        "in panels, rows in int8": (in_panels, in_bytes),
+        "in panels, for drafts": (drafting_matrix(lying, backend), backend),
     }
     inputs = jnp.asarray(rng.standard_normal((rows, MATRIX[1])), jnp.bfloat16)
     times: dict[str, list[float]] = {name: [] for name in kinds}

@@ -17,8 +17,10 @@ from jaxinfer.checkpoint.loaded import LoadedTensors
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.kept.folder import KeptFolder
 from jaxinfer.models.families.llama import LLAMA
+from jaxinfer.models.few_bits import in_few_bits, laid_out
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import choose_backend
+from jaxinfer.ops.few_bits.formats import int4
 from tests.toys import TINY_LLAMA, float32_backend, random_params
 
 LAYOUT = (TINY_LLAMA, float32_backend())
@@ -69,6 +71,14 @@ def test_a_second_process_maps_what_the_first_converted(tmp_path: Path, checkpoi
     first, second = (Loading(tmp_path, checkpoint, params=params) for _ in range(2))
     assert (first.converted, second.converted) == (True, False)
     assert (first.notes, second.notes) == ([], ["0 MB mapped"])
+    assert_same(second.params, params)
+
+
+def test_weights_in_few_bits_are_kept_as_they_lie(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    config = replace(TINY_LLAMA, model_dim=64, ffn_dim=96)
+    params = laid_out(in_few_bits(random_params(config), int4(32, False), "weights"), float32_backend())
+    first, second = (Loading(tmp_path, checkpoint, params=params) for _ in range(2))
+    assert (first.converted, second.converted) == (True, False)
     assert_same(second.params, params)
 
 

@@ -12,7 +12,7 @@ from jaxinfer import LanguageModel
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.decoder import output_logits
 from jaxinfer.models.layers import KERNEL
-from jaxinfer.ops.cpu_kernels.panels.products import multiplies_panels
+from jaxinfer.ops.cpu_kernels.panels.products import drafts_by_panels
 from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, INT8, TWO_OF_FOUR, Format, int4
 from jaxinfer.ops.few_bits.panels import PanelArray
 from jaxinfer.ops.few_bits.quantized_array import is_quantized
@@ -153,7 +153,7 @@ def test_a_draft_model_is_loaded_in_few_bits(plain, tiny_llama_folder):
     kernel = strategy.params["blocks"]["layer_0"]["mlp"]["up"]["kernel"]
     assert kernel.form == INT8
     # It only drafts.
-    assert isinstance(kernel, PanelArray) == multiplies_panels(INT8, kernel.shape[1])
+    assert isinstance(kernel, PanelArray) == drafts_by_panels(INT8, kernel.shape[1])
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
-"""Products with weights in panels are those of rows rounded in groups, whatever the shapes; panels hold the weights."""
+"""Weights in panels are those by rows: products have their bits, or, for drafts, are those of rows that are rounded."""
 
+import functools
 import itertools
 from dataclasses import replace
 
@@ -11,90 +12,156 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.ops.backend import choose_backend
-from jaxinfer.ops.cpu_kernels.panels.panel_code import panel_module
-from jaxinfer.ops.cpu_kernels.panels.products import multiplies_panels, multiply_panels
+from jaxinfer.ops.cpu_kernels.few_bits.grouped_tiles import has_grouped_tiles
+from jaxinfer.ops.cpu_kernels.few_bits.product_code import few_bits_module
+from jaxinfer.ops.cpu_kernels.panels.products import drafts_by_panels, module_of, multiplies_panels, multiply_panels
+from jaxinfer.ops.cpu_kernels.rounded_rows.product_code import rounded_module
 from jaxinfer.ops.embedding import embed
-from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, INT8, Format, int4, nf4
+from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, INT8, MXFP4, UNSIGNED, Format, int4, nf4
 from jaxinfer.ops.few_bits.panels import in_panels, lies_in_panels
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
-from jaxinfer.ops.matmul import linears, product
+from jaxinfer.ops.matmul import linear, linears, product
 from tests.ops.foreign_calls import HOST, POOLS, Calls, beside_a_guard, check_products, exact
 from tests.ops.rounded_in_groups import rounded_in_groups
+from tests.ops.test_rounded_rows import padded
 
-FORMS = (int4(32, False), int4(64, True), int4(128, False), INT8, GGUF_FORMATS["Q8_0"], GGUF_FORMATS["Q4_0"])
-DTYPES = ("bfloat16", "float32")
+UNSHIFTED, K_QUANT = int4(64, True), GGUF_FORMATS["Q4_K"]
+ZEROS = Format(4, 32, UNSIGNED, scale_type="bfloat16", has_zeros=True)
+# What drafts multiply, and what else has products in panels: each kind of levels, scales, minima and groups.
+DRAFTING = (int4(32, False), UNSHIFTED, int4(128, False), INT8, GGUF_FORMATS["Q8_0"], K_QUANT, ZEROS)
+EXACT = (int4(32, False), UNSHIFTED, K_QUANT, ZEROS, MXFP4, nf4(128), GGUF_FORMATS["Q4_0"])
+FORMS = tuple(dict.fromkeys((*DRAFTING, *EXACT, replace(ZEROS, is_ordered=True), Format(8, 64, has_zeros=True))))
+# With products of rows in int8 by rows too.
+ROUNDED = (int4(32, False), UNSHIFTED, int4(128, False))
+# Compiling these takes seconds.
+SLOW = (MXFP4, nf4(128), GGUF_FORMATS["Q4_0"], int4(128, False))
+# A matrix has whole units of the largest form.
+UNIT = 256
 
 # With instructions for bytes, where there are such, and without.
-PROCESSORS = [pytest.param(HOST, id="host"), pytest.param(replace(HOST, dots_bytes=False), id="no bytes")]
+WITHOUT = replace(HOST, dots_bytes=False)
+PROCESSORS = [pytest.param(HOST, id="host"), pytest.param(WITHOUT, id="no bytes")]
+few_examples = settings(derandomize=True, max_examples=8, deadline=None)
+any_shape = given(st.one_of(st.integers(1, 9), st.sampled_from([17, 40])), st.integers(1, 3), st.integers(1, 50))
 
 
 def name_of(form: Format) -> str:
-    return f"{form.bits}-{form.group or 'row'}{'-minima' if form.has_minima else ''}"
+    shift = "-minima" if form.has_minima else "-zeros" if form.has_zeros else ""
+    return f"{form.bits}-{form.group or 'row'}{shift}-{form.scale_dtype}{'-ordered' if form.is_ordered else ''}"
+
+
+def some(forms):
+    return [pytest.param(form, id=name_of(form), marks=[pytest.mark.slow] * (form in SLOW)) for form in forms]
 
 
 def drawn(rng, form, outputs, width):
     """Return any codes at all, with scales and minima of either sign, as NumPy's arrays: nothing is compiled."""
-    parts = form.parts(outputs, width).values()
-    return QuantizedArray.of(
-        form,
-        [
-            rng.integers(0, 256, shape, np.uint8).view(dtype)
-            if np.dtype(dtype).itemsize == 1
-            else rng.standard_normal(shape).astype(dtype)
-            for shape, dtype in parts
-        ],
-    )
+
+    def part(name, shape, dtype):
+        if name == "order":
+            return rng.permutation(width)[None].astype(dtype)
+        if name == "scales" and form.scale_dtype == "uint8":
+            return rng.integers(118, 136, shape, np.uint8)
+        if np.dtype(dtype).itemsize == 1:
+            return rng.integers(0, 256, shape, np.uint8).view(dtype)
+        return rng.standard_normal(shape).astype(dtype)
+
+    parts = form.parts(outputs, width).items()
+    return QuantizedArray.of(form, [part(name, *described) for name, described in parts])
 
 
-def multiply(rows_MK, form, *arrays, vectors=HOST):
+def on_device(array):
+    return jax.tree.map(jnp.asarray, array)
+
+
+@functools.cache
+def calls(module, *arguments):
+    return Calls(module(*arguments))
+
+
+def multiply(kind, rows_MK, *arrays, vectors=HOST):
     """Return the products with matrices that lie by rows, through the handler."""
-    calls = Calls(panel_module(vectors, form, rows_MK.dtype.name, len(arrays)))
+    own = calls(module_of, vectors, arrays[0].form, kind, rows_MK.dtype.name, len(arrays))
     operands = [part for array in arrays for part in in_panels(array).matrix]
-    return calls.call([rows_MK, *operands], [(len(rows_MK), array.shape[0]) for array in arrays])
+    return own.call([rows_MK, *operands], [(len(rows_MK), array.shape[0]) for array in arrays])
 
 
 @pytest.mark.parametrize("form", FORMS, ids=name_of)
-@pytest.mark.parametrize(("outputs", "width"), [(37, 128)])
+@pytest.mark.parametrize(("outputs", "width"), [(37, UNIT)])
 def test_panels_hold_the_weights(form, outputs, width):
     array = drawn(np.random.default_rng(0), form, outputs, width)
-    panels = jax.tree.map(jnp.asarray, in_panels(array))
-    array = jax.tree.map(jnp.asarray, array)
+    on_host = in_panels(array)
+    panels, weights = on_device(on_host), array.dequantize()
     assert (panels.shape, panels.ndim) == (array.shape, 2)
-    np.testing.assert_array_equal(panels.dequantize(), array.dequantize())
-    ids = jnp.asarray([[outputs - 1, 0], [outputs // 2, 0]])
-    np.testing.assert_array_equal(panels.rows(ids).dequantize(), array.dequantize()[ids])
-    backend = choose_backend("float32", "cpu")
-    np.testing.assert_array_equal(embed(panels, ids, backend), embed(array, ids, backend))
+    for found in (on_host.by_rows(), panels.by_rows(), panels.rows(jnp.arange(outputs))):
+        for one, other in zip(found.matrix, array.matrix, strict=True):
+            assert one.dtype == other.dtype
+            np.testing.assert_array_equal(one, other)
+    if not form.is_ordered:  # tables are not
+        ids = jnp.asarray([[outputs - 1, 0], [outputs // 2, 0]])
+        rows = jax.jit(lambda panels, ids: embed(panels, ids, choose_backend("float32", "cpu")))(panels, ids)
+        np.testing.assert_array_equal(rows, weights[np.asarray(ids)])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("form", FORMS, ids=name_of)
-@settings(derandomize=True, max_examples=8, deadline=None)
-@given(st.one_of(st.integers(1, 9), st.sampled_from([17, 40])), st.integers(1, 3), st.integers(1, 50))
-def test_products_are_those_of_rows_rounded_in_groups(form, dtype, rows, units, outputs):
-    rng = np.random.default_rng((rows, units, outputs))
+@pytest.mark.parametrize("form", some(DRAFTING))
+@few_examples
+@any_shape
+def test_drafts_are_products_of_rows_rounded_in_groups(form, rows, units, outputs):
+    dtype = ("bfloat16", "float32")[DRAFTING.index(form) % 2]
+    rng, width = np.random.default_rng((rows, units, outputs)), UNIT * units
     # Each group is as large as it likes; some are zeros.
-    sizes = np.repeat(np.exp(3 * rng.standard_normal((rows, 4 * units))) * (rng.random((rows, 4 * units)) < 0.8), 32, 1)
-    rows_MK = (rng.standard_normal((rows, 128 * units)) * sizes).astype(np.float32).astype(jnp.dtype(dtype))
-    array = drawn(rng, form, outputs, 128 * units)
-    (found,) = multiply(rows_MK, form, array)
+    shape = rows, width // 32
+    sizes = np.repeat(np.exp(3 * rng.standard_normal(shape)) * (rng.random(shape) < 0.8), 32, 1)
+    rows_MK = (rng.standard_normal((rows, width)) * sizes).astype(np.float32).astype(jnp.dtype(dtype))
+    array = drawn(rng, form, outputs, width)
+    (found,) = multiply("drafting", rows_MK, array)
     check_products(found, rounded_in_groups(rows_MK), exact(array.dequantize()))
 
 
+@pytest.mark.parametrize("form", some(EXACT))
+@few_examples
+@any_shape
+def test_products_have_the_bits_of_those_by_rows(form, rows, units, outputs):
+    assert has_grouped_tiles(HOST, form) == multiplies_panels(form, UNIT) == HOST.pairs_bfloat16
+    if HOST.pairs_bfloat16:
+        rng = np.random.default_rng((rows, units, outputs))
+        rows_MK = rng.standard_normal((rows, UNIT * units), np.float32).astype(jnp.bfloat16)
+        array = drawn(rng, form, outputs, UNIT * units)
+        (found,) = multiply("exact", rows_MK, array)
+        (expected,) = calls(few_bits_module, HOST, form).products(HOST, rows_MK, [array])
+        assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("vectors", [PROCESSORS[0], pytest.param(WITHOUT, id="no bytes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("form", some(ROUNDED))
+@few_examples
+@any_shape
+def test_products_of_rows_in_int8_have_the_bits_of_those_by_rows(form, vectors, rows, units, outputs):
+    rng = np.random.default_rng((rows, units, outputs))
+    rows_MK = rng.standard_normal((rows, UNIT * units), np.float32)
+    array = drawn(rng, form, outputs, UNIT * units)
+    (found,) = multiply("rounded", rows_MK, array, vectors=vectors)
+    scales_M1 = np.abs(rows_MK).max(axis=1, keepdims=True) * np.float32(1 / 127)
+    given_rows = padded(np.rint(rows_MK / scales_M1).astype(np.int8), scales_M1, form.group)
+    (expected,) = calls(rounded_module, HOST, form).call([*given_rows, *array.matrix], [(rows, outputs)])
+    assert found.tobytes() == expected.tobytes()
+
+
 @pytest.mark.parametrize("vectors", PROCESSORS)
-def test_a_row_has_the_same_bits_in_any_company_and_on_any_processor(vectors):
-    rng, form = np.random.default_rng(1), FORMS[0]
+@pytest.mark.parametrize("kind", ["drafting", "rounded"])
+def test_a_row_has_the_same_bits_in_any_company_and_on_any_processor(kind, vectors):
+    rng, form = np.random.default_rng(1), UNSHIFTED
     rows_MK, array = rng.standard_normal((21, 256)).astype(jnp.bfloat16), drawn(rng, form, 40, 256)
-    (together,) = multiply(rows_MK, form, array)
-    for row in range(21):
-        (alone,) = multiply(rows_MK[row : row + 1], form, array, vectors=vectors)
+    (together,) = multiply(kind, rows_MK, array)
+    for row in (0, 7, 20):
+        (alone,) = multiply(kind, rows_MK[row : row + 1], array, vectors=vectors)
         assert alone.tobytes() == together[row].tobytes()
 
 
 @POOLS
 def test_whatever_the_pool_does_products_are_whole_and_memory_freed(pool):
-    rng, form = np.random.default_rng(2), FORMS[0]
-    kernel = Calls(panel_module(HOST, form, "float32", 3), pool, threads=5)
+    rng, form = np.random.default_rng(2), int4(32, False)
+    kernel = Calls(module_of(HOST, form, "drafting", "float32", 3), pool, threads=5)
     for rows, outputs in itertools.product((1, 20), ((1, 5, 2), (90, 4, 300))):
         rows_MK = rng.standard_normal((rows, 128), np.float32)
         arrays = [drawn(rng, form, count, 128) for count in outputs]
@@ -104,40 +171,63 @@ def test_whatever_the_pool_does_products_are_whole_and_memory_freed(pool):
     kernel.finish()
 
 
+@pytest.mark.parametrize("kind", ["drafting", "rounded", *["exact"] * HOST.pairs_bfloat16])
 @pytest.mark.parametrize("at_end", [True, False])
-def test_nothing_beside_the_arrays_is_read(at_end):
-    rng, form = np.random.default_rng(3), FORMS[0]
+def test_nothing_beside_the_arrays_is_read(at_end, kind):
+    rng, form = np.random.default_rng(3), int4(32, False)
     for rows, width, outputs in ((1, 160, 5), (14, 96, 18)):
-        rows_MK, array = rng.standard_normal((rows, width), np.float32), drawn(rng, form, outputs, width)
+        rows_MK = rng.standard_normal((rows, width), np.float32).astype(jnp.bfloat16)
+        array = drawn(rng, form, outputs, width)
         guarded = [beside_a_guard(part, at_end) for part in (rows_MK, *in_panels(array).matrix)]
-        (found,) = Calls(panel_module(HOST, form, "float32", 1)).call(guarded, [(rows, outputs)])
-        assert found.tobytes() == multiply(rows_MK, form, array)[0].tobytes()
+        (found,) = calls(module_of, HOST, form, kind, "bfloat16", 1).call(guarded, [(rows, outputs)])
+        assert found.tobytes() == multiply(kind, rows_MK, array)[0].tobytes()
 
 
 def test_linear_layers_multiply_panels_one_by_one_and_several_at_once():
-    rng, form = np.random.default_rng(4), FORMS[0]
+    rng, form = np.random.default_rng(4), int4(32, False)
     backend = choose_backend("float32", "cpu")
     inputs = jnp.asarray(rng.standard_normal((2, 3, 128)), jnp.float32)
     arrays = [drawn(rng, form, outputs, 128) for outputs in (24, 7)]
-    panels, bias = [jax.tree.map(jnp.asarray, in_panels(array)) for array in arrays], jnp.arange(7.0)
-    rounded = rounded_in_groups(np.asarray(inputs).reshape(6, 128))
+    panels = [on_device(replace(in_panels(array), drafts=True)) for array in arrays]
+    bias, rounded = jnp.arange(7.0), rounded_in_groups(np.asarray(inputs).reshape(6, 128))
     first, second = jax.jit(lambda x: linears(x, [(panels[0], None), (panels[1], bias)], backend))(inputs)
     check_products(np.asarray(first).reshape(6, -1), rounded, exact(arrays[0].dequantize()))
     np.testing.assert_array_equal(second, product(inputs, panels[1], backend) + bias)
     # Of two kinds each goes its own way.
-    arrays = [jax.tree.map(jnp.asarray, array) for array in arrays]
-    mixed = linears(inputs, [(panels[0], None), (arrays[1], None)], backend)
+    array = on_device(arrays[1])
+    mixed = linears(inputs, [(panels[0], None), (array, None)], backend)
     np.testing.assert_array_equal(mixed[0], first)
-    np.testing.assert_array_equal(mixed[1], product(inputs, arrays[1], backend))
+    np.testing.assert_array_equal(mixed[1], product(inputs, array, backend))
+
+
+@pytest.mark.parametrize("activations", [None, "int8"])
+def test_linear_layers_and_their_derivatives_are_those_by_rows(activations):
+    rng, form = np.random.default_rng(5), replace(UNSHIFTED, is_ordered=activations is None)
+    backend = replace(choose_backend("float32", "cpu"), activations=activations)
+    array = drawn(rng, form, 24, 128)
+    kernels = {"rows": on_device(array)}
+    if multiplies_panels(replace(form, is_ordered=False), 128):
+        kernels["panels"] = on_device(in_panels(array))
+    inputs = jnp.asarray(rng.standard_normal((5, 128)), jnp.float32)
+    results = {
+        name: jax.jit(jax.value_and_grad(lambda x: (linear(x, kernel, None, backend) ** 2).sum()))(inputs)  # noqa: B023
+        for name, kernel in kernels.items()
+    }
+    for found in results.values():
+        np.testing.assert_array_equal(found[0], results["rows"][0])
+        np.testing.assert_allclose(found[1], results["rows"][1], rtol=1e-5)
+    slopes = (inputs.astype(jnp.bfloat16).astype(jnp.float32) @ array.dequantize().T) @ array.dequantize() * 2
+    np.testing.assert_allclose(found[1], slopes, atol=0.05 * np.abs(slopes).max())
 
 
 def test_what_does_not_lie_in_panels_is_told_apart():
-    assert {multiplies_panels(form, 128) for form in FORMS} == {HOST.dots_bytes}
-    assert all(lies_in_panels(form, 128) for form in FORMS)
-    others = nf4(64), GGUF_FORMATS["Q4_K"], GGUF_FORMATS["Q6_K"], GGUF_FORMATS["Q5_0"], Format(8, None, has_zeros=True)
-    assert not any(lies_in_panels(form, 256) for form in others)
-    assert not lies_in_panels(int4(64, True), 96)
-    panels = in_panels(drawn(np.random.default_rng(5), FORMS[0], 20, 64))
+    assert {drafts_by_panels(form, UNIT) for form in DRAFTING} == {HOST.dots_bytes}
+    assert all(lies_in_panels(form, UNIT) for form in FORMS)
+    assert not any(drafts_by_panels(form, UNIT) for form in (nf4(64), MXFP4, Format(8, None, has_zeros=True)))
+    assert not any(multiplies_panels(form, UNIT) for form in (INT8, GGUF_FORMATS["Q8_0"], Format(4, 16, UNSIGNED)))
+    assert not any(lies_in_panels(GGUF_FORMATS[name], UNIT) for name in ("Q6_K", "Q5_0"))
+    assert not lies_in_panels(UNSHIFTED, 96)
+    panels = in_panels(drawn(np.random.default_rng(5), int4(32, False), 20, 64))
     for rows, outputs in ((jnp.ones((2, 96)), 20), (jnp.ones((2, 64)), 33), (jnp.ones((0, 64)), 20)):
         with pytest.raises(ValueError, match="do not fit"):
-            multiply_panels(rows, panels.form, (panels.matrix,), (outputs,))
+            multiply_panels(rows, replace(panels, num_outputs=outputs))

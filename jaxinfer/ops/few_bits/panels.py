@@ -1,39 +1,46 @@
-"""Weights for drafting on a CPU: codes in panels of 16 outputs, in the order in which a kernel multiplies them.
+"""Weights on a CPU in panels of 16 outputs, whose codes and scales are in the order in which a kernel multiplies them.
 
-Such a product takes a fraction of the time of one with codes as they lie, since nothing is put in order. It rounds the
-numbers of a row to bytes, with a scale for each 32 of them, which moves a row by half a percent of its length. Drafts
-may be of such numbers; what is verified may not.
+A product takes half of the time of one with codes as they are stored, since nothing is put in order before it is
+multiplied; the sums, and so the bits, are the same. For drafting there is a faster one, which rounds the numbers of a
+row to bytes, with a scale for each 32 of them, and moves a row by half a percent of its length. Drafts may be of such
+numbers; what is verified may not.
 """
 
 import dataclasses
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxinfer.notation import Array, Int
 from jaxinfer.ops.few_bits.formats import RUN, Format
-from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray, is_quantized, take
 
-# The outputs of a panel, and the neighbouring codes of each that a vector holds.
+# The outputs of a panel, and the neighbouring bytes of each that a vector holds.
 OUTPUTS, FOUR = 16, 4
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PanelArray(QuantizedArray):
-    """Weights ``[N, K]``: codes ``[P, G, B]`` of P panels and G groups of `RUN` inputs, scales ``[P, G or 1, S]``.
+    """Weights ``[N, K]``: codes ``[P, R, B]`` of P panels and R runs of inputs, all else ``[P, G, 16]`` for G groups.
 
-    A group of a panel is lines of 64 bytes, four of each of its outputs; of 4 bits, the low halves are codes of the
-    first 16 inputs and the high ones of the others. S are the scales of the 16 outputs, and their minima if the form
-    has such; if it has one scale a row, there is one line. Outputs past N are zeros.
+    A run of a panel is lines of 64 bytes, four of each of its outputs. Outputs past N are zeros. Products are those of
+    the weights by rows, or, if it ``drafts``, of rows that are rounded in groups.
     """
 
     form: Format = dataclasses.field(metadata={"static": True})
     num_outputs: int = dataclasses.field(default=0, metadata={"static": True})
+    drafts: bool = dataclasses.field(default=False, metadata={"static": True})
+
+    @staticmethod
+    def of_panels(form: Format, parts: Sequence[Any], num_outputs: int) -> "PanelArray":
+        """Return the array that has these parts, in the form's order."""
+        named = {"scales": None, "minima": None, **dict(zip(form.part_names, parts, strict=True))}
+        return PanelArray(**named, form=form, num_outputs=num_outputs)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -44,11 +51,6 @@ class PanelArray(QuantizedArray):
     def ndim(self) -> int:
         """The number of axes."""
         return 2
-
-    @property
-    def matrix(self) -> tuple[Any, ...]:
-        """The arrays that a product reads."""
-        return self.codes, self.scales
 
     def specs(self, spec: PartitionSpec) -> list[PartitionSpec]:
         """Refuse: no mesh splits panels; `by_rows` comes first."""
@@ -63,40 +65,69 @@ class PanelArray(QuantizedArray):
         raise TypeError("rows of weights in panels")
 
     def by_rows(self) -> QuantizedArray:
-        """Return the same weights by rows, in groups of `RUN` or with one scale a row."""
-        return self.rows(jnp.arange(self.num_outputs))
+        """Return the same weights as they are stored; of NumPy's arrays, NumPy's."""
 
-    def rows(self, ids: Int[Array, "*shape"]) -> QuantizedArray:
+        def turned(name: str, part: Any) -> Any:
+            lines = part.transpose(0, 3, 1, 2, 4) if name == "codes" else part.transpose(0, 2, 1)
+            return lines.reshape(len(part) * OUTPUTS, -1)[: self.num_outputs]
+
+        return self._of_rows(turned)
+
+    def rows(self, ids: Int[Array, "*shape"] | Int[np.ndarray, "*shape"]) -> QuantizedArray:
         """Return the rows of the matrix with these numbers."""
-        panels, groups, size = self.codes.shape
-        codes = self.codes.reshape(panels, groups, size // (OUTPUTS * FOUR), OUTPUTS, FOUR)
-        codes = codes[ids // OUTPUTS, :, :, ids % OUTPUTS].reshape(*ids.shape, -1)
-        scales = self.scales.reshape(panels, self.scales.shape[1], -1, OUTPUTS)[ids // OUTPUTS, :, :, ids % OUTPUTS]
-        parts = [codes.astype(jnp.int8) if self.form.bits == 8 else codes, *jnp.moveaxis(scales, -1, 0)]
-        return QuantizedArray.of(replace(self.form, group=self.form.group and RUN), parts)
+        panel, output = ids // OUTPUTS, ids % OUTPUTS
+
+        def taken(name: str, part: Any) -> Any:
+            every = slice(None)
+            found = take(part, (panel, every, every, output) if name == "codes" else (panel, every, output))
+            return found.reshape(*ids.shape, -1)
+
+        return self._of_rows(taken)
 
     def dequantize(self) -> Any:
-        """Return the weights in float32."""
+        """Return the weights in float32; of NumPy's arrays, an array of NumPy's."""
         return self.by_rows().dequantize()
+
+    def _of_rows(self, read: Callable[[str, Any], Any]) -> QuantizedArray:
+        """Return the array of what ``read`` makes of each part; codes are ``[P, R, lines, 16, 4]``."""
+
+        def made(name: str, part: Any) -> Any:
+            if name == "order":
+                return part
+            if name != "codes":
+                return read(name, part)
+            codes = read(name, part.reshape(*part.shape[:2], -1, OUTPUTS, FOUR))
+            return codes.astype(np.int8) if self.form.bits == 8 else codes
+
+        return QuantizedArray.of(self.form, list(map(made, self.form.part_names, self.matrix)))
 
 
 def lies_in_panels(form: Format, width: int) -> bool:
-    """Whether weights of a form, in rows of ``width``, can be put in panels: integers of 4 or 8 bits."""
-    is_plain = form.offset is not None and form.supers is None and not (form.has_zeros or form.is_ordered)
+    """Whether weights of a form, in rows of ``width``, can be put in panels: codes of 4 or 8 bits."""
     has_groups = form.group is None or form.group % RUN == 0
-    is_known = form.bits in (4, 8) and form.scale_dtype in ("float32", "float16", "bfloat16")
-    return is_plain and has_groups and is_known and width > 0 and width % form.unit == 0
+    return form.kept is None and form.bits in (4, 8) and has_groups and width > 0 and width % form.unit == 0
 
 
 def in_panels(array: QuantizedArray) -> PanelArray:
     """Return the same weights ``[N, K]``, of NumPy's arrays, in panels; check `lies_in_panels` first."""
     form, (outputs, width) = array.form, array.shape
-    codes, *others = (np.pad(part, ((0, -outputs % OUTPUTS), (0, 0))) for part in array.matrix)
-    # Four bytes are moved as one number.
-    fours = codes.view(np.uint32).reshape(-1, OUTPUTS, width // RUN, form.row_bytes(RUN) // FOUR)
-    codes = np.ascontiguousarray(fours.transpose(0, 2, 3, 1)).view(np.uint8)
-    scales = np.stack(others, axis=1).reshape(-1, OUTPUTS, len(others), others[0].shape[1]).transpose(0, 3, 2, 1)
-    if form.group is not None:
-        scales = np.repeat(scales, form.group // RUN, axis=1)
-    codes, scales = (each.reshape(*each.shape[:2], -1) for each in (codes, scales))
-    return PanelArray(codes, scales, None, form, num_outputs=outputs)
+
+    def turned(name: str, part: Any) -> Any:
+        if name == "order":
+            return part
+        part = np.pad(part, ((0, -outputs % OUTPUTS), (0, 0)))
+        if name != "codes":
+            return np.ascontiguousarray(part.reshape(-1, OUTPUTS, part.shape[1]).transpose(0, 2, 1))
+        # Four bytes are moved as one number.
+        fours = part.view(np.uint32).reshape(-1, OUTPUTS, width // RUN, form.row_bytes(RUN) // FOUR)
+        codes = np.ascontiguousarray(fours.transpose(0, 2, 3, 1)).view(np.uint8)
+        return codes.reshape(*codes.shape[:2], -1)
+
+    return PanelArray.of_panels(form, list(map(turned, form.part_names, array.matrix)), outputs)
+
+
+def without_panels(params: Any) -> Any:
+    """Return parameters whose matrices in panels lie by rows; all others are unchanged."""
+    return jax.tree.map(
+        lambda leaf: leaf.by_rows() if isinstance(leaf, PanelArray) else leaf, params, is_leaf=is_quantized
+    )

@@ -85,7 +85,7 @@ class QuantizedArray:
 
     def rows(self, ids: Int[Array, "*shape"]) -> "QuantizedArray":
         """Return the rows of a matrix with these numbers."""
-        return self.map_rows(lambda part: _taken(part, ids))
+        return self.map_rows(lambda part: take(part, ids))
 
     def map_rows(self, change: Callable[[Any], Any]) -> "QuantizedArray":
         """Return the array after a change of the rows of each part; the order of inputs is one for all rows."""
@@ -163,9 +163,9 @@ def is_quantized(node: Any) -> bool:
     return isinstance(node, QuantizedArray)
 
 
-def _taken(groups: Any, ids: Any) -> Any:
-    """Return rows of scales; XLA's CPU backend would convert all of a float16 table first."""
-    if groups.dtype != jnp.float16:
-        return groups[ids]
-    bits = jax.lax.bitcast_convert_type(groups, jnp.uint16)[ids]
+def take(part: Any, place: Any) -> Any:
+    """Return ``part[place]``; XLA's CPU backend would convert all of an array of float16 first."""
+    if part.dtype != np.float16 or isinstance(part, np.ndarray):
+        return part[place]
+    bits = jax.lax.bitcast_convert_type(part, jnp.uint16)[place]
     return jax.lax.bitcast_convert_type(bits, jnp.float16)

@@ -52,14 +52,27 @@ def grouped_tile(vectors: Vectors, form: Format, rows: int) -> str:
     with each_group(code, vectors, form, rows, "bfloat") as group:
         group.found = ["zeroinitializer"] * rows
         for step in range(form.group // RUN):
-            for at, numbers in enumerate(_levels(code, form, group.w, step * form.row_bytes(RUN))):
-                for row, place in enumerate(group.x):
-                    pair = spread_four(code, code.at("bfloat", place, step * RUN + 2 * at))
-                    pair = code.value(f"bitcast {INTEGERS} {pair} to {_PAIRS}")
-                    group.found[row] = multiply_add(vectors, code, numbers, pair, group.found[row])
+            lines = fours(code, group.w, step * form.row_bytes(RUN))
+            group.found = add_pairs(code, vectors, form, lines, group.x, step * RUN, group.found)
     store_some(code, vectors, totals(rows))
     code.effect("ret void")
     return code.text()
+
+
+def add_pairs(
+    code: Code, vectors: Vectors, form: Format, lines: list[str], places: list[str], first: int, to: list[str]
+) -> list[str]:
+    """Return each row's sums, to which the products of a run are added.
+
+    The run's codes are in lines (`sixteen_outputs.fours`), its numbers of a row ``first`` past each place.
+    """
+    found = list(to)
+    for at, numbers in enumerate(_levels(code, form, lines)):
+        for row, place in enumerate(places):
+            pair = spread_four(code, code.at("bfloat", place, first + 2 * at))
+            pair = code.value(f"bitcast {INTEGERS} {pair} to {_PAIRS}")
+            found[row] = multiply_add(vectors, code, numbers, pair, found[row])
+    return found
 
 
 def pairs_function() -> str:
@@ -75,11 +88,11 @@ def pairs_function() -> str:
     return code.text()
 
 
-def _levels(code: Code, form: Format, places: list[str], offset: int) -> list[str]:
-    """Return the levels of a run's codes: each vector has two of every output."""
+def _levels(code: Code, form: Format, lines: list[str]) -> list[str]:
+    """Return the levels of a run's codes, which are in lines: each vector has two of every output."""
     table = ", ".join(f"i16 {bits_of_level(level)}" for level in form.levels * (RUN // len(form.levels)))
     found = []
-    for packed in fours(code, places, offset):
+    for packed in lines:
         words = code.value(f"bitcast {BYTES} {packed} to {_WORDS}")
         for half in range(_HALVES):
             shift = ", ".join([f"i16 {4 * half}"] * RUN)

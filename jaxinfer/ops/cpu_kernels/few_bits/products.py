@@ -63,7 +63,7 @@ def multiply_few_bits(
     shapes = [jax.ShapeDtypeStruct((count, codes.shape[-2]), jnp.float32) for codes, *_ in weights]
     operands = [part for matrix in weights for part in matrix]
     operands = [jnp.asarray(place, jnp.int32), *operands] if in_stacks else operands
-    name = f"multiply_few_bits_{_name(form)}_by_{len(weights)}{'_in_stacks' if in_stacks else ''}"
+    name = f"multiply_few_bits_{name_of_form(form)}_by_{len(weights)}{'_in_stacks' if in_stacks else ''}"
     return tuple(call(name, build, "bfloat16", shapes, rows_MK, *operands))
 
 
@@ -81,7 +81,7 @@ def _multiply_few_bits_jvp(form: Format, primals: Any, tangents: Any) -> Any:
     return jax.jvp(reference, primals, tangents)
 
 
-def _name(form: Format) -> str:
+def name_of_form(form: Format) -> str:
     """Return letters that stand for a form."""
     assert not form.is_ordered
     if form.kept is not None:

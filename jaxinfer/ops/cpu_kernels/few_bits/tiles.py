@@ -180,17 +180,14 @@ def prepare_function(vectors: Vectors, form: Format) -> str:
             place = code.at(element, line, each.index)
             prefetch(code, code.at("i8", place, "%ahead"))
             scales = code.load(some, place, SIZES[element])
-            if element in ("half", "bfloat"):
-                scales = code.value(f"fpext {some} {scales} to {floats}")
-            elif form.scale_dtype == "uint8":
-                scales = _powers(code, scales, step)
-            elif element == "i8":
+            units = None
+            if form.supers is not None:
                 at = code.arithmetic("add", first_unit, code.arithmetic("sdiv", each.index, step))
                 unit = code.value(f"fpext half {code.load_at('half', '%units', at)} to float")
                 single = code.value(f"insertelement {floats} poison, float {unit}, i32 0")
-                units = f"shufflevector {floats} {single}, {floats} poison, <{step} x i32> zeroinitializer"
-                scales = code.value(f"sitofp {some} {scales} to {floats}")
-                scales = code.value(f"fmul {floats} {scales}, {code.value(units)}")
+                spread = f"shufflevector {floats} {single}, {floats} poison, <{step} x i32> zeroinitializer"
+                units = code.value(spread)
+            scales = float_scales(code, form, scales, step, units)
             code.effect(f"store {floats} {scales}, ptr {code.at('float', to, each.index)}, align 4")
         if form.supers is None:  # units have whole steps of groups
             with code.repeated("each_other", whole, "%groups") as each:
@@ -205,6 +202,18 @@ def prepare_function(vectors: Vectors, form: Format) -> str:
             code.store_at("float", "0.0", to, each.index)
     code.effect("ret void")
     return code.text()
+
+
+def float_scales(code: Code, form: Format, scales: str, count: int, units: str | None = None) -> str:
+    """Return a vector of ``count`` scales or minima, as a form stores them, in float32; some have units."""
+    some, floats = f"<{count} x {LLVM_TYPES[form.scale_dtype]}>", f"<{count} x float>"
+    if form.scale_dtype == "uint8":
+        return _powers(code, scales, count)
+    if form.scale_dtype in ("float16", "bfloat16"):
+        return code.value(f"fpext {some} {scales} to {floats}")
+    if units is None:
+        return scales
+    return code.value(f"fmul {floats} {code.value(f'sitofp {some} {scales} to {floats}')}, {units}")
 
 
 def _powers(code: Code, exponents: str, count: int) -> str:

@@ -1,4 +1,4 @@
-"""Products with weights in panels on a CPU that multiplies vectors of bytes.
+"""Products with weights in panels on a CPU: those of the weights by rows, and faster ones for drafts.
 
 A row's results do not depend on the other rows or on their number.
 """
@@ -10,40 +10,108 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.notation import Array, Float
+from jaxinfer.ops.cpu_kernels.few_bits.grouped_tiles import has_grouped_tiles
+from jaxinfer.ops.cpu_kernels.few_bits.products import name_of_form
 from jaxinfer.ops.cpu_kernels.machine_code import call, host_vectors
 from jaxinfer.ops.cpu_kernels.panels.panel_code import panel_module
+from jaxinfer.ops.cpu_kernels.panels.rows_in_bytes import RoundedInGroups, RoundedRows
+from jaxinfer.ops.cpu_kernels.panels.rows_in_pairs import RowsInPairs
+from jaxinfer.ops.cpu_kernels.rounded_rows.tiles import widened
+from jaxinfer.ops.cpu_kernels.tiles import Vectors
 from jaxinfer.ops.few_bits.formats import RUN, Format
-from jaxinfer.ops.few_bits.panels import OUTPUTS, lies_in_panels
+from jaxinfer.ops.few_bits.panels import OUTPUTS, PanelArray, lies_in_panels
 
 
 def multiplies_panels(form: Format, width: int) -> bool:
-    """Whether this processor multiplies weights of a form, in rows of ``width``, in panels."""
+    """Whether this processor multiplies rows as they are by weights of a form, in rows of ``width``, in panels."""
     vectors = host_vectors()
-    return vectors is not None and vectors.dots_bytes and lies_in_panels(form, width)
+    return vectors is not None and has_grouped_tiles(vectors, form) and lies_in_panels(form, width)
+
+
+def drafts_by_panels(form: Format, width: int) -> bool:
+    """Whether this processor multiplies rows that are rounded in groups by weights of a form in panels: integers."""
+    vectors = host_vectors()
+    has_bytes = vectors is not None and vectors.dots_bytes
+    is_known = form.offset is not None and not form.is_ordered and not (form.has_zeros and form.group is None)
+    return has_bytes and is_known and lies_in_panels(form, width)
 
 
 def multiply_panels(
-    rows_MK: Float[Array, "M K"], form: Format, weights: tuple[tuple[Any, Any], ...], outputs: tuple[int, ...]
+    rows_MK: Float[Array, "M K"], *panels: PanelArray, is_rounded: bool = False
 ) -> tuple[Float[Array, "M _"], ...]:
-    """Return dot products of rows, rounded to int8 in groups of `RUN`, with each of several matrices, in float32.
+    """Return dot products of rows with each of several matrices of one form, in float32.
 
-    A matrix is the arrays of a `PanelArray` of this form, which has so many ``outputs``. Check `multiplies_panels`
-    first.
+    Rows are rounded to bfloat16, as `multiply_few_bits` rounds them, whose results these are; if ``is_rounded``, to
+    int8, as for `multiply_rounded_rows`; or, for matrices that draft, to int8 in groups of `RUN`. Check
+    `multiplies_panels` or `drafts_by_panels` first, and for rounded rows `multiplies_rounded`.
     """
     count, width = rows_MK.shape
-    lines = 1 + form.has_minima
-    for (codes, scales), number in zip(weights, outputs, strict=True):
-        panels = -(-number // OUTPUTS)
-        of_scales = (panels, 1 if form.group is None else width // RUN, lines * OUTPUTS)
-        fits = codes.shape == (panels, width // RUN, OUTPUTS * RUN * form.bits // 8) and scales.shape == of_scales
-        if not (fits and count and number and scales.dtype.name == form.scale_dtype):
-            raise ValueError(f"rows {rows_MK.shape} and panels {codes.shape}, {scales.dtype}{scales.shape} do not fit")
+    form, drafts = panels[0].form, panels[0].drafts
+    for each in panels:
+        fits = (each.form, each.drafts, each.shape[1]) == (form, drafts, width) and each.num_outputs and count
+        if not fits or [(part.shape, part.dtype.name) for part in each.matrix] != _parts(form, *each.shape):
+            found = ", ".join(f"{part.dtype}{part.shape}" for part in each.matrix)
+            raise ValueError(f"rows {rows_MK.shape} and {found} of {each.shape} in panels of {form} do not fit")
+    if drafts:
+        return _call("drafting", rows_MK, panels)
+    return _multiply_rounded(rows_MK, panels) if is_rounded else _multiply(rows_MK, panels)
+
+
+def module_of(vectors: Vectors, form: Format, kind: str, row_dtype: str, count: int) -> str:
+    """Return the assembly of products of a kind: of rows as they are (``exact``), ``rounded``, or for ``drafting``.
+
+    Rows as they are come in bfloat16, others in bfloat16 or float32.
+    """
+    if kind == "exact":
+        return panel_module(vectors, form, RowsInPairs(vectors, form), count)
+    vectors = widened(vectors)
+    rows = RoundedRows if kind == "rounded" else RoundedInGroups
+    return panel_module(vectors, form, rows(vectors, form, row_dtype), count)
+
+
+@jax.custom_jvp
+def _multiply(rows_MK: Any, panels: tuple[PanelArray, ...]) -> tuple[Any, ...]:
+    return _call("exact", rows_MK.astype(jnp.bfloat16), panels)
+
+
+@_multiply.defjvp
+def _multiply_jvp(primals: Any, tangents: Any) -> Any:
+    def rounded(rows_MK: jax.Array, panels: tuple[PanelArray, ...]) -> tuple[jax.Array, ...]:
+        return _by_xla(rows_MK.astype(jnp.bfloat16), panels)
+
+    # Values too, as in `products`.
+    return jax.jvp(rounded, primals, tangents)
+
+
+@jax.custom_jvp
+def _multiply_rounded(rows_MK: Any, panels: tuple[PanelArray, ...]) -> tuple[Any, ...]:
+    return _call("rounded", rows_MK, panels)
+
+
+@_multiply_rounded.defjvp
+def _multiply_rounded_jvp(primals: Any, tangents: Any) -> Any:
+    return _multiply_rounded(*primals), jax.jvp(_by_xla, primals, tangents)[1]
+
+
+def _by_xla(rows_MK: jax.Array, panels: tuple[PanelArray, ...]) -> tuple[jax.Array, ...]:
+    """Return the products of rows as they are."""
+    rows_MK, precision = rows_MK.astype(jnp.float32), jax.lax.Precision.HIGHEST
+    return tuple(jnp.einsum("mk,nk->mn", rows_MK, each.dequantize(), precision=precision) for each in panels)
+
+
+def _call(kind: str, rows_MK: Any, panels: tuple[PanelArray, ...]) -> tuple[Any, ...]:
     rows_MK = rows_MK if rows_MK.dtype == jnp.bfloat16 else rows_MK.astype(jnp.float32)
-    dtype = rows_MK.dtype.name
-    build = functools.partial(panel_module, form=form, row_dtype=dtype, count=len(weights))
-    shifted = "minima" if form.has_minima else f"by{form.offset}"
-    of_rows = "_of_rows" if form.group is None else ""
-    name = f"multiply_panels_{form.bits}_{shifted}_{form.scale_dtype}{of_rows}_{dtype}_by_{len(weights)}"
-    results = [jax.ShapeDtypeStruct((count, number), jnp.float32) for number in outputs]
-    operands = [part for matrix in weights for part in matrix]
-    return tuple(call(name, build, "int8", results, rows_MK, *operands))
+    form, dtype = panels[0].form, rows_MK.dtype.name
+    build = functools.partial(module_of, form=form, kind=kind, row_dtype=dtype, count=len(panels))
+    name = f"multiply_panels_{kind}_{name_of_form(form)}_{dtype}_by_{len(panels)}"
+    results = [jax.ShapeDtypeStruct((len(rows_MK), each.num_outputs), jnp.float32) for each in panels]
+    operands = [part for each in panels for part in each.matrix]
+    return tuple(call(name, build, "bfloat16" if kind == "exact" else "int8", results, rows_MK, *operands))
+
+
+def _parts(form: Format, outputs: int, width: int) -> list[tuple[tuple[int, ...], str]]:
+    """Return the shapes and dtypes of the arrays of weights in panels."""
+    panels, runs = -(-outputs // OUTPUTS), width // RUN
+    codes = (panels, runs, OUTPUTS * form.row_bytes(RUN)), "uint8"
+    others = list(form.parts(1, width).values())[1:]
+    return [codes, *(((panels, shape[1], OUTPUTS), dtype) for shape, dtype in others)]
