@@ -74,7 +74,7 @@ def test_texts_of_this_file_are_screened(covered, model):
 # In every run `tests.decoding.strategies.test_sum_of_drafters` has a sum, and the strategies' own files hold these to
 # plain decoding.
 OTHER_RUNS = {
-    **dict.fromkeys(("auto", "dflash", "suffix"), pytest.mark.slow),
+    **dict.fromkeys(("auto", "cascade", "dflash", "suffix"), pytest.mark.slow),
     "streams+prompt_lookup": pytest.mark.exhaustive,
     "medusa+jacobi": pytest.mark.exhaustive,
     "triforce": pytest.mark.exhaustive,

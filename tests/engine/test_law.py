@@ -114,6 +114,7 @@ def check_patterns(covered, harness, count: int, happens=("preempted", "cached",
 
 
 @pytest.mark.parametrize("preemption", ["offload", "recompute"])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", USUAL)
 def test_who_made_room_goes_on_where_it_was(covered, harnesses, name, preemption):
     """All arrive at once on few pages, and the last of those that run give way again and again."""
@@ -125,6 +126,7 @@ def test_who_made_room_goes_on_where_it_was(covered, harnesses, name, preemption
     assert (harness.restored > restored + 2) == (preemption == "offload")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", USUAL)
 def test_what_cannot_be_copied_to_the_host_is_computed_again(covered, harnesses, name, monkeypatch):
     harness = harnesses(name)
@@ -139,6 +141,7 @@ def test_what_cannot_be_copied_to_the_host_is_computed_again(covered, harnesses,
     assert harness.restored == restored
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", USUAL)
 def test_of_those_that_wait_the_one_that_fits_no_more_is_refused(covered, harnesses, name):
     """Five pages are pinned; the first text needs more than what is left, the second had to make room for it."""
@@ -160,6 +163,7 @@ def test_of_those_that_wait_the_one_that_fits_no_more_is_refused(covered, harnes
         large.origin.request.result(0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", USUAL)
 def test_load_changes_no_bit(covered, harnesses, name):
     check_patterns(covered, harnesses(name), 20)

@@ -57,6 +57,7 @@ def test_tasks_are_split_and_keep_all_their_answers(folder, capsys):
     assert "train.jsonl, line 1: the text has no line that begins with 'A: '" in errors[1]
 
 
+@pytest.mark.slow
 def test_the_marks_are_those_of_the_references(trained_folder, tmp_path, capsys):
     """The model's own continuation is right, blanks aside; half of its words are right by halves."""
     lines = fable(3, seed=5).splitlines()

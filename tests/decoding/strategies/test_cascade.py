@@ -57,6 +57,7 @@ def test_the_weights_are_rounded_and_change_no_token(lm, plain):
     assert 0.2 < sum(each.accepted for each in counts) / sum(each.drafted for each in counts) < 1
 
 
+@pytest.mark.slow
 def test_weights_that_are_the_models_are_taken_whole(lm, plain):
     """Their drafts are in the model's own cache, which each step writes anew, and they end where the text does."""
     for found, expected in zip(run(lm, REQUESTS, with_weights(lm, lm.params, heads_and_text(lm))), plain):

@@ -60,7 +60,7 @@ def ranks(lm: LanguageModel, texts: Sequence[tuple[int, list[int]]]) -> list[lis
 @pytest.mark.parametrize(
     "spec",
     [
-        "model=self,layers=1,tree=2.2.1",
+        pytest.param("model=self,layers=1,tree=2.2.1", marks=pytest.mark.slow),
         pytest.param("tree=dynamic:7,num_draft_tokens=3", marks=pytest.mark.exhaustive),
     ],
 )
