@@ -18,7 +18,8 @@ from tests.parallel.on_devices.meshes import make_model, on_mesh
 @pytest.mark.parametrize(
     ("mesh", "model", "name"),
     [
-        pytest.param("data=2,tensor=2", "gemma2", "prompt_lookup", marks=pytest.mark.slow),
+        pytest.param("data=2,tensor=2", "llama", "prompt_lookup", marks=pytest.mark.slow),
+        pytest.param("data=2,tensor=2", "gemma2", "prompt_lookup", marks=pytest.mark.exhaustive),
         pytest.param("tensor=2", "gemma2", "draft_model", marks=pytest.mark.exhaustive),
         pytest.param("data=2", "gemma2", "medusa", marks=pytest.mark.exhaustive),
         pytest.param("expert=2,tensor=2", "qwen2_moe", "prompt_lookup", marks=pytest.mark.exhaustive),

@@ -45,10 +45,7 @@ def single():
             pytest.param(mesh, "qwen2_moe", marks=() if "expert=2,t" in mesh else pytest.mark.exhaustive)
             for mesh in MESHES
         ),
-        *(
-            pytest.param(mesh, "gpt_oss", marks=pytest.mark.slow if "expert=2,t" in mesh else pytest.mark.exhaustive)
-            for mesh in MESHES_OF_SINKS
-        ),
+        *(pytest.param(mesh, "gpt_oss", marks=pytest.mark.exhaustive) for mesh in MESHES_OF_SINKS),
     ],
 )
 def test_logits_are_those_of_one_device(single, mesh, model):

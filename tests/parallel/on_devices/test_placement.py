@@ -36,13 +36,13 @@ def test_a_llama_saved_on_four_devices_loads_on_two_and_on_one(tiny_llama_folder
 
 @pytest.mark.slow
 def test_a_model_saved_in_stages_loads_on_other_meshes_bit_for_bit(tmp_path):
-    source = write_tiny_llama(tmp_path / "source", num_layers=4)
+    source = write_tiny_llama(tmp_path / "source")
     staged = jaxinfer.load(source, mesh=parse_mesh("pipeline=2").build(jax.devices()[:2]))
-    assert staged.params["blocks"]["mlp"]["up"]["kernel"].addressable_shards[0].data.shape[0] == 2
+    assert staged.params["blocks"]["mlp"]["up"]["kernel"].addressable_shards[0].data.shape[0] == 1
     saved = staged.save(tmp_path / "saved")
     for mesh in (None, parse_mesh("tensor=2,pipeline=2").build(jax.devices()[:4]), "data=2,tensor=4"):
         expected, found = (jaxinfer.load(path, mesh=mesh).params for path in (source, saved))
-        assert jax.tree.all(jax.tree.map(lambda one, other: bool((one == other).all()), expected, found))
+        jax.tree.map(np.testing.assert_array_equal, expected, found)
 
 
 def test_a_model_of_no_checkpoint_has_no_configuration_to_save(tmp_path):

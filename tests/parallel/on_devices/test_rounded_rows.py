@@ -18,7 +18,10 @@ from tests.toys import TINY_LLAMA, float32_backend, random_params
 
 CONFIG = replace(TINY_LLAMA, num_heads=8, num_kv_heads=4, head_dim=32, model_dim=64, ffn_dim=128)
 TEXTS = [[5, 6, 7, 8, 11], [9, 3, 2], [4] * 8, [7, 1]]
-MESHES = ("tensor=2", "tensor=4", "data=2,tensor=2", "tensor=2,pipeline=2")
+MESHES = [
+    *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in ("tensor=2", "tensor=2,pipeline=2")),
+    *(pytest.param(mesh, marks=pytest.mark.exhaustive) for mesh in ("tensor=4", "data=2,tensor=2")),
+]
 
 
 def rounded(form: Format, **changes) -> LanguageModel:
@@ -37,7 +40,6 @@ def logits(lm: LanguageModel) -> list[np.ndarray]:
     return [found[at, : len(text)] for at, text in enumerate(TEXTS)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
 def test_logits_are_those_of_one_device_in_every_bit(one, mesh):
     """Where `tensor` splits sums too: devices add integers, and all scale them alike."""

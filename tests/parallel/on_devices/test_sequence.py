@@ -21,9 +21,9 @@ from tests.parallel.on_devices.meshes import Single, make_model
     ("num_devices", "window", "softcap"),
     [
         (3, 20, 3.0),
-        pytest.param(2, 7, None, marks=pytest.mark.slow),
+        pytest.param(2, 7, None, marks=pytest.mark.exhaustive),
         pytest.param(4, Chunk(20), None, marks=pytest.mark.slow),
-        pytest.param(8, None, None, marks=pytest.mark.slow),
+        pytest.param(8, None, None, marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_ring_attends_to_what_one_device_attends_to(num_devices, window, softcap, monkeypatch):

@@ -17,7 +17,7 @@ TEXTS = np.random.default_rng(1).integers(1, 16, (2, 11)).tolist()
 
 
 @pytest.mark.parametrize(
-    "mesh", ["tensor=2", *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in ("data=2,tensor=2", "data=2"))]
+    "mesh", ["tensor=2", *(pytest.param(mesh, marks=pytest.mark.exhaustive) for mesh in ("data=2,tensor=2", "data=2"))]
 )
 def test_on_cpus_results_have_the_bits_of_all_features(mesh):
     """With columns of other signs they are others: those are what is read."""

@@ -1,8 +1,8 @@
 """A mesh decides only where things are computed: tokens are those of one device, whoever drafts them.
 
-Log-probabilities are too, in every bit, unless an axis splits sums (`test_bits.py`). A few strategies run on an axis of
-each kind in every run; in the wide run each on a mesh of its own (`tests.decoding.strategy_cases`); the full product is
-marked exhaustive.
+Log-probabilities are too, in every bit, unless an axis splits sums (`test_bits.py`). One strategy runs on an
+axis of a kind in every run; strategies on axes of each kind, and each on a mesh of its own
+(`tests.decoding.strategy_cases`), are marked exhaustive, as is the full product.
 """
 
 from itertools import product
@@ -33,12 +33,7 @@ EVERY_KIND = {
     "jacobi": Split("data=2,sequence=2", "llama"),
     "streams": Split("data=2,pipeline=2", "llama", 3),
 }
-OTHER_RUNS = {
-    "draft_model+prompt_lookup": pytest.mark.exhaustive,
-    "medusa": pytest.mark.slow,
-    "jacobi": pytest.mark.exhaustive,
-    "streams": pytest.mark.exhaustive,
-}
+ORDINARY = "prompt_lookup"
 
 
 def check(single, strategy: str, split: Split, **changes: Any) -> None:
@@ -52,7 +47,7 @@ def check(single, strategy: str, split: Split, **changes: Any) -> None:
 
 @pytest.mark.parametrize(
     "strategy",
-    [pytest.param(name, marks=OTHER_RUNS.get(name, ())) for name in EVERY_KIND],
+    [pytest.param(name, marks=() if name == ORDINARY else pytest.mark.exhaustive) for name in EVERY_KIND],
 )
 def test_tokens_are_those_of_one_device(single, strategy):
     check(single, strategy, EVERY_KIND[strategy])
