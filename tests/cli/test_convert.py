@@ -177,7 +177,7 @@ def kill_conversion(home: Path, source: Path, target: Path, moment: str) -> None
 
 
 @pytest.mark.parametrize(
-    "moment", ["last", *(pytest.param(one, marks=pytest.mark.slow) for one in ("first", "before"))]
+    "moment", ["last", *(pytest.param(one, marks=pytest.mark.exhaustive) for one in ("first", "before"))]
 )
 def test_a_killed_conversion_leaves_nothing_that_loads_and_the_next_clears_it(run, source, tmp_path, moment):
     target = tmp_path / "made"

@@ -44,7 +44,7 @@ def test_strategies_write_the_same_text_in_fewer_steps(trained_folder: Path, exe
 @pytest.mark.tpu_compile
 def test_meshes_write_the_tokens_of_one_device(trained_folder: Path, execute: Execute) -> None:
     changes = {
-        "MESHES": "['data=2,tensor=4']",
+        "MESHES": "['data=2,tensor=2']",
         "PLANS": "[('smollm2-135m', 'v5e:1x1', 'tensor=1', 1)]",
     }
     printed = run("many_devices.ipynb", trained_folder, execute, changes)
@@ -61,7 +61,7 @@ def test_load_changes_no_answer(trained_folder: Path, execute: Execute) -> None:
 
 def test_few_bits_are_measured(tiny_llama_folder: Callable[..., Path], execute: Execute) -> None:
     changes = {"FORMS": "['int8', 'int4:group=32']", "DTYPE": "'float32'"}
-    printed = run("few_bits.ipynb", tiny_llama_folder(model_dim=64, ffn_dim=128), execute, changes)
+    printed = run("few_bits.ipynb", tiny_llama_folder(model_dim=64, ffn_dim=128, num_layers=1), execute, changes)
     starts = ("float32", "int8", "int4:group=32")
     table = [line.split() for line in printed.splitlines() if len(line.split()) == 6 and line.split()[0] in starts]
     megabytes, divergences = ([float(line[column]) for line in table] for column in (1, 4))

@@ -1,7 +1,7 @@
 """A row's bits are those of plain decoding alone whatever is around it: batch, place, cache, cuts of prompts, threads.
 
 A strategy meets a draw of all of these, made from its name: a family, a dtype, 2 to 17 rows, the cache's length and how
-prompts are cut; in the wide run one of each kind. The full product is marked exhaustive.
+prompts are cut; in the wide run one drafter and one sum. The rest is marked exhaustive.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ from tests.decoding.strategy_cases import CASES
 
 DTYPES, BATCHES, CUTS, MAX_LENGTHS = ("float32", "bfloat16", "float16"), (2, 5, 17), (16, 32, 256), (160, 256)
 NUM_NEW = 24
-# Drafts of another model, of heads, of the model's own layers, of its hidden states, of the text, and of a table.
-WIDE = ("draft_model", "layerskip", "eagle", "streams+prompt_lookup")
+# Drafts of the model's own layers, and a sum of drafters; the second shares its model with a test below.
+WIDE = ("layerskip", "medusa+jacobi")
 # The first prompts are of one token and of one that ends on a cut; others cross cuts.
 LENGTHS = (1, 32, 17, 70, 33, 5, 64, 16, 100, 2, 48, 31, 9, 90, 15, 65, 3)
 Texts = list[tuple[list[int], bytes]]
@@ -96,15 +96,15 @@ def test_bits_do_not_depend_on_what_is_around_a_row(monkeypatch, alone, name):
 
 # Groups, corrections and a shared expert; attention sinks beside a window, and experts with biases and limits; latent
 # attention, which takes none of the adapters that streams have.
-ONE = ("token_recycling", "gpt_oss")
 OF_EXPERTS = [
-    pytest.param(name, model, marks=pytest.mark.slow if (name, model) == ONE else pytest.mark.exhaustive)
+    (name, model)
     for model in ("glm4_moe", "gpt_oss", "deepseek_v3")
     for name in CASES
     if model != "deepseek_v3" or "streams" not in name
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "model"), OF_EXPERTS)
 def test_bits_of_experts_do_not_depend_on_what_is_around_a_row(monkeypatch, alone, name, model):
     rng = random.Random(name)

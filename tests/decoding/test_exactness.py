@@ -61,7 +61,7 @@ def test_windows_caps_and_learned_positions_meet_several_strategies_in_every_run
     assert min(met.values()) >= 4
 
 
-@pytest.mark.parametrize("model", ["gemma2", "opt", pytest.param("gpt2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("model", ["gemma2", "opt", pytest.param("gpt2", marks=pytest.mark.exhaustive)])
 def test_texts_of_this_file_are_screened(covered, model):
     one = covered(model)
     for asked in (one.whole, one.stopped):
@@ -74,7 +74,10 @@ def test_texts_of_this_file_are_screened(covered, model):
 # In every run `tests.decoding.strategies.test_sum_of_drafters` has a sum, and the strategies' own files hold these to
 # plain decoding.
 OTHER_RUNS = {
-    **dict.fromkeys(("auto", "cascade", "dflash", "suffix"), pytest.mark.slow),
+    "suffix": pytest.mark.slow,
+    "auto": pytest.mark.exhaustive,
+    "cascade": pytest.mark.exhaustive,
+    "dflash": pytest.mark.exhaustive,
     "streams+prompt_lookup": pytest.mark.exhaustive,
     "medusa+jacobi": pytest.mark.exhaustive,
     "triforce": pytest.mark.exhaustive,

@@ -10,7 +10,7 @@ SAMPLINGS = [
     SamplingParams(temperature=0.7, top_k=6, seed=3, ignore_eos=True, logprobs=True),
 ]
 
-WIDE = ("granite", "deepseek_v3")
+WIDE = ("granite",)
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,14 @@ def check(plain: LanguageModel, quantized: Quantized, form: str, name: str) -> N
     check_texts("gpt2", plain, lm, REQUESTS, expected, name)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("form", "name"), [("int4", "prompt_lookup"), ("int4", "medusa"), ("2:4", "prompt_lookup")])
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        pytest.param("int4", "prompt_lookup", marks=pytest.mark.slow),
+        pytest.param("int4", "medusa", marks=pytest.mark.exhaustive),
+        pytest.param("2:4", "prompt_lookup", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_texts_are_those_of_plain_decoding_on_the_same_weights(plain, quantized, form, name):
     check(plain, quantized, form, name)
 

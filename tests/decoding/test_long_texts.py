@@ -31,7 +31,7 @@ from tests.decoding.watched import run_watched
 from tests.shared_data import shared_data
 from tests.toys import encode_bytes
 
-# Of what the ordinary run asks for, which takes a fifth of the time of long texts.
+# Of what the daily runs ask for, which takes a fifth of the time of long texts.
 LIMITS = (64, 40, 40, 40, 40)
 
 
@@ -111,12 +111,12 @@ def test_a_perfect_draft_model_is_accepted_whole_and_its_opposite_never(trained_
 
 
 @pytest.mark.slow
-def test_first_layers_that_decide_alone_are_accepted_whole(covered):
-    config = covered.lm.config
-    lm = LanguageModel(config, damp_last_layer(config, covered.lm.params, 0.0), covered.lm.backend)
-    asked = ask_clearly(lm, [row.prompt for row in covered.whole.requests], LONG_LIMITS, SAMPLINGS)
+def test_first_layers_that_decide_alone_are_accepted_whole(trained_folder):
+    trained = jaxinfer.load(trained_folder)
+    lm = LanguageModel(trained.config, damp_last_layer(trained.config, trained.params, 0.0), trained.backend)
+    asked = ask_clearly(lm, [encode_bytes(text) for text in FABLES], LIMITS, SAMPLINGS)
     check_screened(lm, asked)
     strategy = CASES["layerskip"].strategy("trained", lm, asked.texts)
     found = run_watched(lm, asked.requests, strategy)
     assert found.tokens == [row.tokens for row in asked.oracle]
-    assert found.steps == fewest_steps(LONG_LIMITS, strategy.max_depth)
+    assert found.steps == fewest_steps(LIMITS, strategy.max_depth)

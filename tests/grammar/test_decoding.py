@@ -51,7 +51,7 @@ def test_texts_follow_their_grammar(alone):
         pytest.param("token_recycling", marks=pytest.mark.exhaustive),
         pytest.param("jacobi", marks=pytest.mark.exhaustive),
         pytest.param("layerskip:exit_layer=1", marks=pytest.mark.exhaustive),
-        pytest.param("token_recycling+prompt_lookup", marks=pytest.mark.slow),
+        pytest.param("token_recycling+prompt_lookup", marks=pytest.mark.exhaustive),
         pytest.param("triforce:budget=32,chunk=8,window=16", marks=pytest.mark.exhaustive),
     ],
 )

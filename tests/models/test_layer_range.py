@@ -23,14 +23,13 @@ PATTERNS = {
 }
 
 
-ORDINARY = (("period-3", True),)
+WIDE = (("period-3", True), ("stretches", True), ("alternating", False))
 CASES = [
-    pytest.param(*case, marks=() if case in ORDINARY else pytest.mark.slow)
+    pytest.param(*case, marks=pytest.mark.slow if case in WIDE else pytest.mark.exhaustive)
     for case in itertools.product(PATTERNS, (False, True))
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("pattern", "scan_layers"), CASES)
 def test_parts_make_the_whole(pattern, scan_layers):
     """Cut inside a period of layers and at its edge, cache included."""

@@ -72,16 +72,8 @@ ORDINARY = (
     "stablelm-parallel-qk_norm",
     "starcoder2",
 )
-# Rings of windows, a rope whose factors change within the text, rings of two kinds, a rope that follows the length,
-# blocks whose parts stand side by side, and experts.
-DECODED = (
-    "gemma2",
-    "phi3-gqa-tied-longrope-partial",
-    "gemma3-vision",
-    "gqa-dynamic",
-    "gpt_neox",
-    "glm4_moe-groups",
-)
+# Rings of windows, and a rope whose factors change within the text.
+DECODED = ("gemma2", "phi3-gqa-tied-longrope-partial")
 # Second variants of families, whose features are for the most part those of others.
 SECOND = (
     "cohere-bias-untied",

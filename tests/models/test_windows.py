@@ -52,7 +52,7 @@ def kept(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "scan_layers", "chunk"),
     [
-        pytest.param("all-layers", False, 512, marks=pytest.mark.slow),
+        pytest.param("all-layers", False, 512, marks=pytest.mark.exhaustive),
         pytest.param("all-layers", True, 32, marks=pytest.mark.exhaustive),
         ("some-layers", False, 32),
         pytest.param("some-layers", True, 512, marks=pytest.mark.exhaustive),

@@ -79,19 +79,19 @@ def test_xla_calls_the_kernels_of_smaller_processors(vectors, shapes, monkeypatc
     check_shapes(shapes, vectors.dtypes, *by_xla)
 
 
+AVX2, AVX512 = {"avx": True, "avx2": True, "f16c": True}, {"avx": True, "avx512f": True, "f16c": True}
 OTHER_MAKES = pytest.mark.parametrize(
     ("triple", "processor", "features", "register"),
     [
-        ("aarch64-unknown-linux-gnu", "neoverse-n1", {}, "v0.4s"),
-        ("arm64-apple-macosx", "apple-m1", {}, "v0"),
-        ("x86_64-unknown-linux-gnu", "haswell", {"avx": True, "avx2": True, "f16c": True}, "ymm0"),
-        ("x86_64-pc-windows-msvc", "skylake-avx512", {"avx": True, "avx512f": True, "f16c": True}, "zmm0"),
-        ("x86_64-unknown-linux-gnu", "x86-64", {"f16c": True}, "xmm0"),
+        pytest.param("aarch64-unknown-linux-gnu", "neoverse-n1", {}, "v0.4s", marks=pytest.mark.slow),
+        pytest.param("arm64-apple-macosx", "apple-m1", {}, "v0", marks=pytest.mark.exhaustive),
+        pytest.param("x86_64-unknown-linux-gnu", "haswell", AVX2, "ymm0", marks=pytest.mark.slow),
+        pytest.param("x86_64-pc-windows-msvc", "skylake-avx512", AVX512, "zmm0", marks=pytest.mark.exhaustive),
+        pytest.param("x86_64-unknown-linux-gnu", "x86-64", {"f16c": True}, "xmm0", marks=pytest.mark.exhaustive),
     ],
 )
 
 
-@pytest.mark.slow
 @OTHER_MAKES
 def test_processors_of_other_makes_have_code(triple, processor, features, register):
     vectors = describe_vectors(triple, features)
@@ -105,7 +105,6 @@ def test_processors_of_other_makes_have_code(triple, processor, features, regist
         assert register in machine.emit_assembly(parsed(assembly, triple)) or "memcpy" in assembly
 
 
-@pytest.mark.slow
 @OTHER_MAKES
 def test_code_of_other_makes_is_encoded(triple, processor, features, register):
     vectors, machine = describe_vectors(triple, features), machine_of(triple, processor, features)

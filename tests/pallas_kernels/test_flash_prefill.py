@@ -334,7 +334,7 @@ COMPILED = (
 @pytest.mark.tpu_compile
 @pytest.mark.parametrize(
     "case",
-    first_is_ordinary(COMPILED, pytest.mark.slow),
+    first_is_ordinary(COMPILED, pytest.mark.exhaustive),
     ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}-{case[3]}-{case[5]}",
 )
 def test_compiles_without_a_copy_of_the_cache(case):

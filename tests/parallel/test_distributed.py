@@ -24,7 +24,7 @@ HEARTBEAT_SECONDS = 10
 
 @pytest.fixture(scope="module")
 def folder(tiny_llama_folder):
-    return tiny_llama_folder(num_heads=9, num_kv_heads=3, ffn_dim=63)
+    return tiny_llama_folder(num_heads=9, num_kv_heads=3, ffn_dim=63, num_layers=1)
 
 
 def free_port() -> int:

@@ -128,7 +128,7 @@ def test_decode_needs_no_copy_of_a_weight(eight_chips):
     assert orders[0] == orders[1]
 
 
-@slow
+@pytest.mark.exhaustive
 def test_decode_compiles_in_ten_seconds_and_needs_a_fiftieth_of_its_cache_beyond_its_arguments():
     """Ten seconds of this process, which others that run beside it do not lengthen."""
     began = time.process_time()

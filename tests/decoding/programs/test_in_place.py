@@ -12,7 +12,8 @@ import jaxinfer
 # Strategies that verify the roots alone where nothing was drafted, and one that never does.
 STRATEGIES = (
     "prompt_lookup",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("token_recycling", "suffix", "lookahead")),
+    pytest.param("lookahead", marks=pytest.mark.slow),
+    *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("token_recycling", "suffix")),
 )
 PROMPT, NUM_NEW = [5, 6, 7, 5, 6, 7, 5], 50
 
