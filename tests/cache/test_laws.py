@@ -131,14 +131,20 @@ LAYOUTS: Mapping[str, Layout] = {
 }
 
 
-# Of windows and sinks the ordinary run has one of each kind; of others the wide run.
+# Of windows and sinks the ordinary run has one of each kind; chunks and what is retrieved are in the wide run.
+OTHER_SIZES = ("ring-window-1", "ring-window-7", "paged-window-3", "streaming-0-4", "streaming-5-6")
 USUAL = ("dense", "dense-window-3", "paged", "ring-window-3", "retrieval-tail", "streaming-2-3")
+
+
+def marks_of(name):
+    if name in USUAL:
+        return ()
+    return pytest.mark.exhaustive if name in OTHER_SIZES else pytest.mark.slow
+
+
 every_layout = pytest.mark.parametrize(
     "layout",
-    [
-        pytest.param(layout, id=name, marks=() if name in USUAL else pytest.mark.slow)
-        for name, layout in LAYOUTS.items()
-    ],
+    [pytest.param(layout, id=name, marks=marks_of(name)) for name, layout in LAYOUTS.items()],
 )
 
 

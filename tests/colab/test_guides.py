@@ -42,26 +42,26 @@ def test_strategies_write_the_same_text_in_fewer_steps(trained_folder: Path, exe
 
 
 @pytest.mark.tpu_compile
-def test_meshes_write_the_tokens_of_one_device(trained_folder: Path, execute: Execute) -> None:
+def test_meshes_write_the_tokens_of_one_device(tiny_llama_folder: Callable[..., Path], execute: Execute) -> None:
     changes = {
-        "MESHES": "['data=2,tensor=2']",
-        "PLANS": "[('smollm2-135m', 'v5e:1x1', 'tensor=1', 1)]",
+        "MESHES": "['data=2,tensor=4']",
+        "PLANS": "[('llama-2-7b', 'v5e:1x1', 'tensor=1', 64)]",
     }
-    printed = run("many_devices.ipynb", trained_folder, execute, changes)
+    printed = run("many_devices.ipynb", tiny_llama_folder(num_layers=1), execute, changes)
     assert "8 devices" in printed
-    assert "smollm2-135m on v5e:1x1: fits" in printed
+    assert "llama-2-7b on v5e:1x1: does not fit" in printed
 
 
-def test_load_changes_no_answer(trained_folder: Path, execute: Execute) -> None:
+def test_load_changes_no_answer(tiny_llama_folder: Callable[..., Path], execute: Execute) -> None:
     changes = {"MAX_LEN": "150", "MAX_ROWS": "2", "SYSTEM": "'Be patient. ' * 7"}
-    printed = run("serving.ipynb", trained_folder, execute, changes)
+    printed = run("serving.ipynb", tiny_llama_folder(num_layers=1), execute, changes)
     assert "16 of 16 answers are equal in every bit" in printed
     assert "84 of 97 tokens found" in printed
 
 
 def test_few_bits_are_measured(tiny_llama_folder: Callable[..., Path], execute: Execute) -> None:
     changes = {"FORMS": "['int8', 'int4:group=32']", "DTYPE": "'float32'"}
-    printed = run("few_bits.ipynb", tiny_llama_folder(model_dim=64, ffn_dim=128, num_layers=1), execute, changes)
+    printed = run("few_bits.ipynb", tiny_llama_folder(model_dim=64, ffn_dim=128), execute, changes)
     starts = ("float32", "int8", "int4:group=32")
     table = [line.split() for line in printed.splitlines() if len(line.split()) == 6 and line.split()[0] in starts]
     megabytes, divergences = ([float(line[column]) for line in table] for column in (1, 4))

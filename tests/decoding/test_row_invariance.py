@@ -60,7 +60,7 @@ def test_a_row_is_the_same_in_another_order(lm, requests, batch):
     check_same(run(lm, [requests[1]] * 5), [batch[1]] * 5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_row_is_the_same_beside_a_longer_one_and_in_a_longer_cache(lm, requests, batch):
     """The neighbour makes the prompts' bucket and the cache eight times as long."""
     neighbour = request(np.random.default_rng(2).integers(2, 258, 300).tolist(), 400)
@@ -68,7 +68,7 @@ def test_a_row_is_the_same_beside_a_longer_one_and_in_a_longer_cache(lm, request
     check_same([*rows[:2], *rows[3:]], batch)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_row_is_the_same_in_a_shorter_context(tiny_llama_folder, requests, batch):
     check_same(run(jaxinfer.load(tiny_llama_folder(), max_len=64), requests), batch)
 

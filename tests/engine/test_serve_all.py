@@ -65,7 +65,7 @@ def test_results_are_those_of_each_prompt_alone(lm, windows, strategy):
     assert all(one.stats.decode_seconds > 0 for one in found if len(one.tokens) > 10)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_beam_searches_make_room_for_the_next_prompt(lm, windows):
     """Two at a time; what each finds is what it finds in a batch, and all results of a prompt come together."""
     sampling = [SamplingParams(n=number, logprobs=True) for number in (2, 1, 2, 1, 2)]

@@ -118,14 +118,14 @@ THIRD = (
 )
 
 
-def tier(name: str, ordinary: bool) -> Any:
-    if name in THIRD:
+def tier(name: str, ordinary: bool, left_out: Sequence[str] = ()) -> Any:
+    if name in THIRD or name in left_out:
         return pytest.param(name, marks=pytest.mark.exhaustive)
     return name if ordinary else pytest.param(name, marks=pytest.mark.slow)
 
 
 all_variants = pytest.mark.parametrize("name", [tier(name, name not in (*SECOND, *MIXTURES)) for name in VARIANTS])
-some_variants = pytest.mark.parametrize("name", [tier(name, name in ORDINARY) for name in VARIANTS])
+some_variants = pytest.mark.parametrize("name", [tier(name, name in ORDINARY, SECOND) for name in VARIANTS])
 
 
 def tier_of_decoding(name: str) -> Any:

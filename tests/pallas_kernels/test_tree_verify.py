@@ -173,7 +173,9 @@ COMPILED = (
 
 @pytest.mark.tpu_compile
 @pytest.mark.parametrize(
-    "case", first_is_ordinary(COMPILED, pytest.mark.exhaustive), ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}-{case[3]}"
+    "case",
+    first_is_ordinary(COMPILED, pytest.mark.exhaustive),
+    ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}-{case[3]}",
 )
 def test_compiles_without_a_copy_of_the_cache(case):
     """Besides the cache, less is needed than a layer's slice of it would take."""

@@ -97,7 +97,7 @@ def test_a_search_that_was_stopped_goes_on_where_it_was(table, monkeypatch, caps
         check_search(compiler, table, monkeypatch, capsys)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.tpu_compile
 def test_a_search_by_the_compiler_goes_on_where_it_was_stopped(table, monkeypatch, capsys, v5e):
     check_search(v5e, table, monkeypatch, capsys)

@@ -175,7 +175,7 @@ def test_a_step_reads_experts_where_they_lie_and_adds_up_once_a_layer_and_axis(m
     assert set(counted.collectives) == {"all-reduce"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.tpu_compile
 def test_the_compiler_makes_of_an_exchange_what_was_asked_for():
     """Of a step's 16 tokens a gather, one of what they chose, and a reduce-scatter, though a device has but two."""

@@ -95,7 +95,7 @@ def test_rows_in_bytes_are_planned_with_weights_that_they_multiply(weights):
 
 
 @pytest.mark.tpu_compile
-@pytest.mark.parametrize("name", ["decode", pytest.param("prefill", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["decode", pytest.param("prefill", marks=pytest.mark.exhaustive)])
 def test_a_tiny_models_steps_multiply_codes_where_they_lie(name):
     """By our kernel, of one layer after the other; no weight is widened in memory."""
     deployment = deployed(TINY, "int4:group=64")

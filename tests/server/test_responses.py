@@ -91,7 +91,7 @@ def test_a_stream_has_the_events_of_the_api_and_joins_to_the_whole(client: "open
         assert stream.until_done().get_final_response().output_text == whole.output_text
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_response_follows_its_schema(client: "openai.OpenAI") -> None:
     schema = {"type": "object", "properties": {"kind": {"enum": ["fox", "owl"]}, "age": {"type": "boolean"}}}
     text: Any = {"format": {"type": "json_schema", "name": "animal", "schema": {**schema, "required": ["kind", "age"]}}}

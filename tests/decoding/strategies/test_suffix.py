@@ -169,8 +169,9 @@ def test_what_cannot_be_written_is_remembered(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", [False, True])
+@pytest.mark.parametrize(
+    "engine", [pytest.param(False, marks=pytest.mark.exhaustive), pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_a_request_that_comes_again_is_drafted_from_its_answer(trained_model, engine):
     """No token changes, in a batch and in an engine."""
     lm, prompt, options = trained_model, "The old otter", {"max_new_tokens": 40}

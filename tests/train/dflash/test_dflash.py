@@ -94,7 +94,7 @@ def test_soft_targets_and_a_loss_vocabulary_train_a_drafter_of_a_base_in_few_bit
         jaxinfer.load(tiny_llama_folder(vocab_size=258, seed=9)).resolve(drafter)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_mistakes_end_in_one_line(trained_folder, answers, run, tmp_path, capsys):
     same = ("--model", trained_folder, "--data", answers)
     cases = {

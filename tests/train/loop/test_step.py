@@ -102,9 +102,7 @@ def test_training_is_a_function_of_its_seeds(step):
     assert not is_same(other_start, first)
 
 
-@pytest.mark.parametrize(
-    "scan_layers", [pytest.param(True, marks=pytest.mark.slow), pytest.param(False, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.parametrize("scan_layers", [pytest.param(each, marks=pytest.mark.exhaustive) for each in (True, False)])
 def test_training_from_scratch_is_a_function_of_its_seeds(scan_layers):
     decoder = Decoder(CONFIG, float32_backend(scan_layers))
     schedule = Schedule(num_steps=4, warmup=0.25)
