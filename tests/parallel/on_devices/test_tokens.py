@@ -1,8 +1,8 @@
 """A mesh decides only where things are computed: tokens are those of one device, whoever drafts them.
 
-Log-probabilities are too, in every bit, unless an axis splits sums (`test_bits.py`). One strategy runs on an
-axis of a kind in every run; strategies on axes of each kind, and each on a mesh of its own
-(`tests.decoding.strategy_cases`), are marked exhaustive, as is the full product.
+Log-probabilities are too, in every bit, unless an axis splits sums (`test_bits.py`). One strategy runs where
+heads are split in every run, one where rows and tokens are in the wide run; others, each on a mesh of its own
+(`tests.decoding.strategy_cases`), and the full product are marked exhaustive.
 """
 
 from itertools import product
@@ -33,7 +33,7 @@ EVERY_KIND = {
     "jacobi": Split("data=2,sequence=2", "llama"),
     "streams": Split("data=2,pipeline=2", "llama", 3),
 }
-ORDINARY = "prompt_lookup"
+RUNS = {"prompt_lookup": (), "jacobi": pytest.mark.slow}
 
 
 def check(single, strategy: str, split: Split, **changes: Any) -> None:
@@ -47,7 +47,7 @@ def check(single, strategy: str, split: Split, **changes: Any) -> None:
 
 @pytest.mark.parametrize(
     "strategy",
-    [pytest.param(name, marks=() if name == ORDINARY else pytest.mark.exhaustive) for name in EVERY_KIND],
+    [pytest.param(name, marks=RUNS.get(name, pytest.mark.exhaustive)) for name in EVERY_KIND],
 )
 def test_tokens_are_those_of_one_device(single, strategy):
     check(single, strategy, EVERY_KIND[strategy])
