@@ -20,7 +20,7 @@ def model(tiny_llama_folder):
     return jaxinfer.load(tiny_llama_folder(num_layers=1))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_on_a_cpu_every_comparison_is_promised_and_equal(model):
     lines: list[str] = []
     report = compare_bits(model, PROMPTS, max_new_tokens=6, names=("prompt_lookup",), say=lines.append)

@@ -60,7 +60,7 @@ def test_layers_with_windows_have_no_ring_that_remembers_the_text_before_a_block
     assert int(np.argmax(dense.logits([block])[0, -1])) == text[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_neither_strategy_nor_company_changes_a_sampled_text():
     lm = model("crop")
     sampling = SamplingParams(temperature=0.3, seed=5, repetition_penalty=1.1, logprobs=True)

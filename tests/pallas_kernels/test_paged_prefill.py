@@ -138,14 +138,18 @@ def test_what_does_not_fit_is_refused_by_value():
         paged_prefill(query, pool, pool, 0, jnp.zeros((1, 3), jnp.int32), jnp.zeros(1, jnp.int32), interpret=True)
 
 
-COMPILED = (("v5e", LLAMA_3_8B, 512, 16384, 128), ("tpu7x", LLAMA_3_70B, 256, 8192, 16))
+COMPILED = (
+    ("v5e", LLAMA_3_8B, 128, 4096, 128),
+    ("v5e", LLAMA_3_8B, 512, 16384, 128),
+    ("tpu7x", LLAMA_3_70B, 256, 8192, 16),
+)
 
 
 @pytest.mark.tpu_compile
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(COMPILED[0], marks=pytest.mark.slow), pytest.param(COMPILED[1], marks=pytest.mark.exhaustive)],
-    ids=lambda case: f"{case[0]}-{case[1]}",
+    [pytest.param(each, marks=pytest.mark.exhaustive if at else pytest.mark.slow) for at, each in enumerate(COMPILED)],
+    ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}",
 )
 def test_compiles_without_a_copy_of_the_pages(case):
     """Besides the pool, less is needed than a layer of it and four times the queries would take."""

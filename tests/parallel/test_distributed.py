@@ -44,7 +44,7 @@ def start(command: list[str], port: int, process_id: int) -> subprocess.Popen:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_processes_write_the_tokens_of_one_and_the_first_alone_speaks(folder, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))

@@ -120,7 +120,7 @@ def test_heads_grow_the_tree_that_the_definition_grows_and_change_no_token(lm, r
     assert min(sum(accepted[depth] for _, accepted in expected) for depth in range(2)) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sum_keeps_the_nodes_that_their_drafter_holds_likeliest(lm, requests, oracle, fitted):
     """Beside a drafter that finds nothing, the best 8 of 16 nodes are the tree of 8: both grow from as many beams."""
     params = sharpened(fitted["plain"])
