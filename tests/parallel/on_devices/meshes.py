@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -36,10 +37,14 @@ MODELS = ("llama", "gemma2", "opt", "gpt2")
 
 @dataclass(frozen=True)
 class Single:
-    """A model on one device, with the texts that plain decoding writes there."""
+    """A model on one device."""
 
     lm: LanguageModel
-    asked: Asked
+
+    @cached_property
+    def asked(self) -> Asked:
+        """The texts that plain decoding writes there; no prompt is left whose tokens were nearly others."""
+        return ask_clearly(self.lm, random_prompts(), LIMITS, SAMPLINGS)
 
     def on(self, mesh: str | MeshConfig, microbatches: int | None = None, **changes: Any) -> LanguageModel:
         """Return the model on as many of the devices as a mesh has; ``changes`` are of its backend."""
@@ -54,9 +59,8 @@ def on_mesh(lm: LanguageModel, mesh: str | MeshConfig, **changes: Any) -> Langua
 
 
 def make_single(name: str, num_layers: int = 2) -> Single:
-    """Make a model with its texts; no prompt is left whose tokens were nearly others."""
-    lm = make_model(name, num_layers)
-    return Single(lm, ask_clearly(lm, random_prompts(), LIMITS, SAMPLINGS))
+    """Make a model whose texts are written when they are asked for."""
+    return Single(make_model(name, num_layers))
 
 
 def make_model(name: str, num_layers: int = 2, dtype: str = "float32") -> LanguageModel:

@@ -12,6 +12,7 @@ import pytest
 
 from jaxinfer import LanguageModel
 from jaxinfer.decoding import programs
+from tests.decoding.covered_models import random_prompts
 from tests.decoding.identity import check_screened
 from tests.decoding.strategy_cases import Split
 from tests.parallel.on_devices.meshes import (
@@ -23,7 +24,6 @@ from tests.parallel.on_devices.meshes import (
     on_split,
 )
 
-# Five texts in three microbatches, or in two, are not as many rows in each.
 EVERY_KIND = [
     Split("tensor=4", "llama"),
     Split("data=2", "llama"),
@@ -47,7 +47,8 @@ def name_of(split: Split) -> str:
 
 def check(single, split: Split, **changes: Any) -> None:
     one, lm = on_split(single, split, **changes)
-    texts = [*one.asked.texts, one.asked.texts[0][:9]]
+    prompts = random_prompts()
+    texts = [*([*prompt, *prompts[-1][:36]] for prompt in prompts), prompts[0][:9]]
     check_logits(lm, texts, one.lm.logits(texts))
 
 
