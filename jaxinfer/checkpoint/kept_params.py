@@ -30,7 +30,7 @@ from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 
 # Beside the fields of a form: the outputs of weights that lie in panels.
 _PANELS = "panels"
-_FORM = "jaxinfer parameters 3"
+_FORM = "jaxinfer parameters 4"
 # A page: JAX's CPU backend takes numbers over where they are if they begin at a multiple of 64 bytes.
 _ALIGNMENT = 4096
 _DIGEST_LETTERS, _LENGTH_LETTERS = 64, 16

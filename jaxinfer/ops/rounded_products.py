@@ -121,4 +121,4 @@ def _dots(codes_MK: Array, levels_NK: Array) -> Array:
 
 def _scaled(whole_MN: Array, rows: RoundedRows, matrix: Any) -> Array:
     # Kept apart from what is added to them, as a kernel keeps them.
-    return rounded(whole_MN.astype(jnp.float32) * rows.scales_M1 * matrix[1][:, 0].astype(jnp.float32))
+    return rounded(whole_MN.astype(jnp.float32) * matrix[1][:, 0].astype(jnp.float32) * rows.scales_M1)

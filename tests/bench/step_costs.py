@@ -20,11 +20,11 @@ import numpy as np
 
 import jaxinfer
 from jaxinfer import Grammar, SamplingParams
+from jaxinfer.checkpoint.few_bits import parse_few_bits
 from jaxinfer.decoding.batch import RunningBatch
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.models.few_bits import drafting_matrix, laid_out_matrix
 from jaxinfer.ops.backend import choose_backend
-from jaxinfer.ops.few_bits.formats import int4
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 from jaxinfer.ops.matmul import product
 
@@ -114,10 +114,13 @@ def sparse(rows: int, turns: int) -> None:
     print(f"{rows} rows | least | " + ", ".join(f"{name} {1e3 * min(each):.2f} ms" for name, each in times.items()))
 
 
-def panels(rows: int, turns: int) -> None:
-    """Products of one matrix in four bits: by rows and in panels, with rows as they are, in int8, and for drafts."""
+def panels(weights: str, rows: int, turns: int) -> None:
+    """Products of one matrix in few bits: by rows and in panels, with rows as they are, in int8, and for drafts."""
     rng, backend = np.random.default_rng(0), choose_backend("bfloat16", "cpu")
-    lying = round_to_nearest(jnp.asarray(rng.standard_normal(MATRIX, np.float32) / 24), int4(32, False))
+    few_bits = parse_few_bits(weights)
+    assert few_bits is not None
+    assert few_bits.form is not None
+    lying = round_to_nearest(jnp.asarray(rng.standard_normal(MATRIX, np.float32) / 24), few_bits.form)
     in_panels, in_bytes = laid_out_matrix(lying, backend), replace(backend, activations="int8")
     kinds = {
         "by rows": (lying, backend),
@@ -149,6 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["grammars", "pages", "sparse", "panels"])
     parser.add_argument("--turns", type=int, default=14)
+    parser.add_argument("--weights", default="int4:group=32", help="of panels (default: %(default)s)")
     options = parser.parse_args()
     print("batch | kind | median of a step | ratio")
     if options.what == "grammars":
@@ -160,7 +164,7 @@ def main() -> None:
             sparse(rows, options.turns)
     elif options.what == "panels":
         for rows in (1, 2, 4, 8, 13):
-            panels(rows, options.turns)
+            panels(options.weights, rows, options.turns)
     else:
         for num_tokens in (512, 4096):
             for rows in (1, 8):

@@ -11,6 +11,34 @@ _PRODUCTS, _CHECKPOINTS = "tests/ops/test_few_bits.py", "tests/checkpoint/test_f
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
+        "of the two sums of a row and integers of 8 bits the first is taken twice",
+        f"{_KERNELS}/grouped_tiles.py",
+        "zip(sums[::2], sums[1::2])",
+        "zip(sums[::2], sums[::2])",
+        f"{_PRODUCTS}::test_rows_times_codes_of_any_shape",
+    ),
+    Fault(
+        "zeros of rows of 8 bits are subtracted without the row's scale",
+        f"{_KERNELS}/product_code.py",
+        "zeros_function(vectors, form.group is not None or has_grouped_tiles(vectors, form))",
+        "zeros_function(vectors, form.group is not None)",
+        f"{_PANEL_PRODUCTS}::test_products_have_the_bits_of_those_by_rows",
+    ),
+    Fault(
+        "only the first run of a row that is one group is multiplied",
+        "jaxinfer/ops/cpu_kernels/sixteen_outputs.py",
+        "each.all_left[:] = add(each.index, each.all_held)",
+        "each.all_left[:] = add(0, each.all_held)",
+        f"{_PRODUCTS}::test_rows_times_codes_of_any_shape",
+    ),
+    Fault(
+        "what made codes unsigned is added once more, not taken off",
+        f"{_PANELS}/rows_in_bytes.py",
+        'code.value(f"sub {INTEGERS} {each}, {taken}")',
+        'code.value(f"add {INTEGERS} {each}, {taken}")',
+        f"{_PANEL_PRODUCTS}::test_products_of_rows_in_int8_have_the_bits_of_those_by_rows",
+    ),
+    Fault(
         "the high halves of a panel's codes are those of the first inputs too",
         f"{_PANELS}/rows_in_bytes.py",
         "(RUN // 2 + 4 * index, high)",
@@ -20,8 +48,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "all groups of a row in panels have the scale of the first",
         f"{_PANELS}/panel_code.py",
-        'of_step = code.arithmetic("mul", "%i", kind.num_factors)',
-        'of_step = code.arithmetic("mul", "%i", 0)',
+        'code.arithmetic("mul", each.index, kind.num_factors)',
+        'code.arithmetic("mul", each.index, 0)',
         f"{_PANEL_PRODUCTS}::test_drafts_are_products_of_rows_rounded_in_groups",
     ),
     Fault(
@@ -41,8 +69,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a group of 64 has one scale for both halves of the wrong group",
         f"{_PANELS}/panel_code.py",
-        'code.arithmetic("udiv", "%i", steps)',
-        'code.arithmetic("urem", "%i", steps)',
+        'code.arithmetic("udiv", step, steps)',
+        'code.arithmetic("urem", step, steps)',
         f"{_PANEL_PRODUCTS}::test_drafts_are_products_of_rows_rounded_in_groups",
     ),
     Fault(
@@ -113,7 +141,7 @@ FAULTS: tuple[Fault, ...] = (
         "jaxinfer/models/few_bits.py",
         "return panels if panels.drafts else replace(panels, drafts=True)",
         "return panels",
-        "tests/models/test_laid_out.py::test_kernels_in_groups_of_four_bits_lie_in_panels_and_draft_so_when_asked",
+        "tests/models/test_laid_out.py::test_kernels_in_groups_and_tables_lie_in_panels_and_draft_so_when_asked",
     ),
     Fault(
         "weights in panels on one device lie so on a mesh",

@@ -17,7 +17,7 @@ from jaxinfer.ops.cpu_kernels.few_bits.product_code import few_bits_module
 from jaxinfer.ops.cpu_kernels.panels.products import drafts_by_panels, module_of, multiplies_panels, multiply_panels
 from jaxinfer.ops.cpu_kernels.rounded_rows.product_code import rounded_module
 from jaxinfer.ops.embedding import embed
-from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, INT8, MXFP4, UNSIGNED, Format, int4, nf4
+from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, INT8, MXFP4, UNSIGNED, Format, int4, nf4
 from jaxinfer.ops.few_bits.panels import in_panels, lies_in_panels
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.matmul import linear, linears, product
@@ -29,10 +29,11 @@ UNSHIFTED, K_QUANT = int4(64, True), GGUF_FORMATS["Q4_K"]
 ZEROS = Format(4, 32, UNSIGNED, scale_type="bfloat16", has_zeros=True)
 # What drafts multiply, and what else has products in panels: each kind of levels, scales, minima and groups.
 DRAFTING = (int4(32, False), UNSHIFTED, int4(128, False), INT8, GGUF_FORMATS["Q8_0"], K_QUANT, ZEROS)
-EXACT = (int4(32, False), UNSHIFTED, K_QUANT, ZEROS, MXFP4, nf4(128), GGUF_FORMATS["Q4_0"])
-FORMS = tuple(dict.fromkeys((*DRAFTING, *EXACT, replace(ZEROS, is_ordered=True), Format(8, 64, has_zeros=True))))
+BYTES = INT8, GGUF_FORMATS["Q8_0"], Format(8, 64, has_zeros=True), Format(8, None, has_zeros=True)
+EXACT = (int4(32, False), UNSHIFTED, K_QUANT, ZEROS, MXFP4, nf4(128), GGUF_FORMATS["Q4_0"], *BYTES)
+FORMS = tuple(dict.fromkeys((*DRAFTING, *EXACT, replace(ZEROS, is_ordered=True))))
 # With products of rows in int8 by rows too.
-ROUNDED = (int4(32, False), UNSHIFTED, int4(128, False))
+ROUNDED = (int4(32, False), UNSHIFTED, int4(128, False), INT8, GGUF_FORMATS["Q8_0"])
 # Compiling these takes seconds.
 SLOW = (MXFP4, nf4(128), GGUF_FORMATS["Q4_0"], int4(128, False))
 # A matrix has whole units of the largest form.
@@ -224,7 +225,7 @@ def test_what_does_not_lie_in_panels_is_told_apart():
     assert {drafts_by_panels(form, UNIT) for form in DRAFTING} == {HOST.dots_bytes}
     assert all(lies_in_panels(form, UNIT) for form in FORMS)
     assert not any(drafts_by_panels(form, UNIT) for form in (nf4(64), MXFP4, Format(8, None, has_zeros=True)))
-    assert not any(multiplies_panels(form, UNIT) for form in (INT8, GGUF_FORMATS["Q8_0"], Format(4, 16, UNSIGNED)))
+    assert not any(multiplies_panels(form, UNIT) for form in (FP8, Format(8, 16), Format(4, None, UNSIGNED)))
     assert not any(lies_in_panels(GGUF_FORMATS[name], UNIT) for name in ("Q6_K", "Q5_0"))
     assert not lies_in_panels(UNSHIFTED, 96)
     panels = in_panels(drawn(np.random.default_rng(5), int4(32, False), 20, 64))

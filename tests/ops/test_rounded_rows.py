@@ -80,7 +80,7 @@ def check(vectors, form, rows, width, outputs):
     (found,) = multiply(vectors, codes_MK, scales_M1, matrix)
     if form == INT8:
         whole = codes_MK.astype(np.int64) @ matrix.codes.T.astype(np.int64)
-        assert found.tobytes() == (whole.astype(np.float32) * scales_M1 * matrix.scales[:, 0]).tobytes()
+        assert found.tobytes() == (whole.astype(np.float32) * matrix.scales[:, 0] * scales_M1).tobytes()
     weights, x = dense(matrix), exact(codes_MK) * scales_M1
     assert (np.abs(found - x @ weights.T) <= 3e-6 * (np.abs(x) @ np.abs(weights).T)).all()
 

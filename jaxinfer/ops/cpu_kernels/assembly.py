@@ -10,11 +10,25 @@ _COUNT = "i64", "0"
 
 @dataclass
 class Loop:
-    """The names in a loop: its integer, the value ``held`` from the previous iteration, and ``left`` to the next."""
+    """The names in a loop: its integer, the values held from the previous iteration, and those left to the next."""
 
     index: str
-    held: str
-    left: str
+    all_held: list[str]
+    all_left: list[str]
+
+    @property
+    def held(self) -> str:
+        """The first value from the previous iteration."""
+        return self.all_held[0]
+
+    @property
+    def left(self) -> str:
+        """The first value for the next iteration."""
+        return self.all_left[0]
+
+    @left.setter
+    def left(self, value: str) -> None:
+        self.all_left[0] = value
 
 
 class Code:
@@ -88,21 +102,22 @@ class Code:
 
     @contextmanager
     def repeated(
-        self, block: str, first: str | int, past: str | int, step: str | int = 1, carried: tuple[str, str] = _COUNT
+        self, block: str, first: str | int, past: str | int, step: str | int = 1, *carried: tuple[str, str]
     ) -> Iterator["Loop"]:
         """Append the instructions written inside the context as a loop over integers from ``first`` to below ``past``.
 
-        ``block`` is a unique block name. ``carried`` is the type of a value that each iteration passes to the next, and
-        its initial value.
+        ``block`` is a unique block name. ``carried`` are the types of values that each iteration passes to the next,
+        and their initial values.
         """
-        kind, initial = carried
-        loop = Loop(f"%{block}_i", f"%{block}_held", f"%{block}_held")
+        carried = carried or (_COUNT,)
+        held = [f"%{block}_held{at or ''}" for at in range(len(carried))]
+        loop = Loop(f"%{block}_i", held, list(held))
         self.effect(f"br label %{block}_before")
         self.start(f"{block}_before")
         self.effect(f"br label %{block}")
         self.start(block)
         self.value(f"phi i64 [ {first}, %{block}_before ], [ %{block}_next, %{block}_end ]", loop.index)
-        # The name of the value passed on is known only after the iteration is written.
+        # The names of the values passed on are known only after the iteration is written.
         place = len(self._lines)
         self.branch(self.value(f"icmp slt i64 {loop.index}, {past}"), f"{block}_body", f"{block}_after")
         self.start(f"{block}_body")
@@ -111,8 +126,10 @@ class Code:
         self.start(f"{block}_end")
         self.value(f"add i64 {loop.index}, {step}", f"%{block}_next")
         self.effect(f"br label %{block}")
-        rounds = f"[ {initial}, %{block}_before ], [ {loop.left}, %{block}_end ]"
-        self._lines.insert(place, f"  {loop.held} = phi {kind} {rounds}")
+        self._lines[place:place] = [
+            f"  {name} = phi {kind} [ {initial}, %{block}_before ], [ {left}, %{block}_end ]"
+            for name, left, (kind, initial) in zip(held, loop.all_left, carried, strict=True)
+        ]
         self.start(f"{block}_after")
 
     def text(self) -> str:

@@ -4,7 +4,7 @@ Each lane then adds the products of one output, so that the sum of a group is wh
 bits, or bytes, are put into this order in registers, and lie in memory as they lay.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -31,62 +31,86 @@ def declarations() -> str:
 class Group:
     """A group of a tile: where its numbers of each row and its codes of each output are, and the sums of the rows.
 
-    ``found`` are each row's products with the group before they are scaled, which the loop's body leaves.
+    ``ahead`` is where bytes are fetched meanwhile. Where a whole row is one group, the tile counts its ``runs``.
+    ``found`` are each row's products with the group before they are scaled, which the loop's body leaves; ``totals``
+    the rows' sums after the loop.
     """
 
     x: list[str]
     w: list[str]
+    ahead: str
     sums: list[str]
+    runs: int | str
+    totals: list[str]
     found: list[str]
 
 
 @contextmanager
 def each_group(code: Code, vectors: Vectors, form: Format, rows: int, kind: str) -> Iterator[Group]:
-    """Append a tile's loop over groups; the rows' `totals` are there after it.
+    """Append a tile's loop over groups, or over the only one.
 
     Its function has x of ``kind``, w, scales, minima and sums, groups, pitch, stride and sum_pitch: rows of x are
     ``pitch`` numbers apart, those of codes ``stride`` bytes, the sums of x's groups ``sum_pitch``. Scales and minima
     are float32 in lines of 16, a line for each group.
     """
-    assert form.group is not None
+    run_bytes = form.row_bytes(RUN)
+    runs = form.group // RUN if form.group is not None else code.arithmetic("sdiv", "%stride", run_bytes)
     starts_x = [code.at(kind, "%x", code.arithmetic("mul", "%pitch", row)) for row in range(rows)]
     starts_sums = [code.at("float", "%sums", code.arithmetic("mul", "%sum_pitch", row)) for row in range(rows)]
     starts_w = [code.at("i8", "%w", code.arithmetic("mul", "%stride", output)) for output in range(OUTPUTS)]
     # The outputs after these, of which each turn fetches as many bytes as it reads.
     ahead = code.at("i8", "%w", code.arithmetic("mul", "%stride", OUTPUTS))
-    group_bytes = form.group // RUN * form.row_bytes(RUN)
-    code.effect("br label %loop")
-    code.start("loop")
-    code.value("phi i64 [ 0, %entry ], [ %next, %loop ]", "%i")
-    for total in totals(rows):
-        code.value(f"phi {FLOATS} [ zeroinitializer, %entry ], [ {total}, %loop ]", f"{total}_old")
-    of_x, of_w = code.arithmetic("mul", "%i", form.group), code.arithmetic("mul", "%i", group_bytes)
-    fetched = code.at("i8", ahead, code.arithmetic("mul", "%i", OUTPUTS * group_bytes))
-    for line in range(0, OUTPUTS * group_bytes, _LINE):
-        code.effect(f"call void @llvm.prefetch.p0(ptr {code.at('i8', fetched, line)}, i32 0, i32 3, i32 1)")
-    group = Group(
-        [code.at(kind, start, of_x) for start in starts_x],
-        [code.at("i8", start, of_w) for start in starts_w],
-        [code.at("float", start, "%i") for start in starts_sums],
-        [],
-    )
-    yield group
-    line = code.arithmetic("mul", "%i", OUTPUTS)
-    scales = code.load(FLOATS, code.at("float", "%scales", line), SIZES["float"])
-    minima = code.load(FLOATS, code.at("float", "%minima", line), SIZES["float"]) if form.is_shifted else ""
-    for found, own_sum, name in zip(group.found, group.sums, totals(rows), strict=True):
-        total = f"{name}_old"
-        if minima:
-            total = vectors.multiply_add(code, minima, vectors.spread(code, code.load("float", own_sum)), total)
-        vectors.multiply_add(code, found, scales, total, name)
-    code.value("add i64 %i, 1", "%next")
-    code.branch(code.value("icmp slt i64 %next, %groups"), "loop", "done")
-    code.start("done")
+    with code.repeated("each_group", 0, "%groups", 1, *[(FLOATS, "zeroinitializer")] * rows) as each:
+        first = times(code, each.index, runs)
+        of_x, of_w = times(code, first, RUN), times(code, first, run_bytes)
+        group = Group(
+            [code.at(kind, start, of_x) for start in starts_x],
+            [code.at("i8", start, of_w) for start in starts_w],
+            code.at("i8", ahead, times(code, of_w, OUTPUTS)),
+            [code.at("float", start, each.index) for start in starts_sums],
+            runs,
+            each.all_held,
+            [],
+        )
+        yield group
+        line = code.arithmetic("mul", each.index, OUTPUTS)
+        scales = code.load(FLOATS, code.at("float", "%scales", line), SIZES["float"])
+        minima = code.load(FLOATS, code.at("float", "%minima", line), SIZES["float"]) if form.is_shifted else ""
+        for row, (found, own_sum) in enumerate(zip(group.found, group.sums, strict=True)):
+            total = each.all_held[row]
+            if minima:
+                total = vectors.multiply_add(code, minima, vectors.spread(code, code.load("float", own_sum)), total)
+            each.all_left[row] = vectors.multiply_add(code, found, scales, total)
 
 
-def totals(rows: int) -> list[str]:
-    """Return the names of the totals of a tile's rows."""
-    return [f"%total{row}" for row in range(rows)]
+def added_runs(
+    code: Code, runs: int | str, sums: Sequence[tuple[str, str]], add: Callable[[int | str, list[str]], list[str]]
+) -> list[str]:
+    """Return sums after ``add(run, sums)`` of each run, given their types and values before them.
+
+    Runs are written one after the other, or, where their number is known only to the tile, as a loop.
+    """
+    if isinstance(runs, int):
+        found = [value for _, value in sums]
+        for run in range(runs):
+            found = add(run, found)
+        return found
+    with code.repeated("each_run", 0, runs, 1, *sums) as each:
+        each.all_left[:] = add(each.index, each.all_held)
+    return each.all_held
+
+
+def times(code: Code, number: int | str, factor: int | str) -> int | str:
+    """Return a product, which is written only where a factor is not known."""
+    if isinstance(number, int) and isinstance(factor, int):
+        return number * factor
+    return code.arithmetic("mul", number, factor)
+
+
+def fetch(code: Code, place: str, num_bytes: int) -> None:
+    """Append what brings bytes from an address on into the caches."""
+    for line in range(0, num_bytes, _LINE):
+        code.effect(f"call void @llvm.prefetch.p0(ptr {code.at('i8', place, line)}, i32 0, i32 3, i32 1)")
 
 
 def fours(code: Code, starts: list[str], offset: int) -> list[str]:

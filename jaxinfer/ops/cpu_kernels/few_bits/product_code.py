@@ -89,11 +89,13 @@ def matrix_at(code: Code, stack: Buffer, kind: str, place: str) -> str:
 def _functions(vectors: Vectors, form: Format) -> list[str]:
     declared = tile_declarations(vectors)
     sums = [sums_function(vectors, form)] if form.is_shifted else []
-    sums += [zeros_function(vectors, form)] if form.has_zeros else []
+    sums += (
+        [zeros_function(vectors, form.group is not None or has_grouped_tiles(vectors, form))] if form.has_zeros else []
+    )
     sums.append(prepare_function(vectors, form))
     if has_grouped_tiles(vectors, form):
         tiles = [grouped_tiles.grouped_tile(vectors, form, rows) for rows in range(1, ROWS + 1)]
-        return [declared, declarations(), *tiles, *sums, grouped_tiles.pairs_function(), turn_function()]
+        return [declared, declarations(), *tiles, *sums, grouped_tiles.pairs_function(form), turn_function()]
     counts = range(1, vectors.rows + 1)
     tiles = [
         few_bits_tile(vectors, form, outputs, rows, is_widened)

@@ -24,6 +24,7 @@ _TILE = (
 )
 _PAIRS_DECLARED = """\
 declare <32 x i16> @llvm.x86.avx512.permvar.hi.512(<32 x i16>, <32 x i16>)
+declare <64 x i8> @llvm.x86.avx512.pshuf.b.512(<64 x i8>, <64 x i8>)
 declare <32 x i16> @llvm.x86.avx512.vpermi2var.hi.512(<32 x i16>, <32 x i16>, <32 x i16>)
 declare <32 x bfloat> @llvm.x86.avx512bf16.cvtne2ps2bf16.512(<16 x float>, <16 x float>)
 """
@@ -230,11 +231,10 @@ def _powers(code: Code, exponents: str, count: int) -> str:
     return code.value(f"bitcast {some} {bits} to {floats}")
 
 
-def zeros_function(vectors: Vectors, form: Format) -> str:
+def zeros_function(vectors: Vectors, is_scaled: bool) -> str:
     """Return ``prepare_zeros(from, scales, to, lines, groups, padded)``: minima, in float32, of zeros and of scales.
 
-    Scales are those that `prepare_function` wrote. Where a row is one group, its whole sum is multiplied by the scale
-    in the end.
+    Scales are those that `prepare_function` wrote. If not ``is_scaled``, whole sums are multiplied by them in the end.
     """
     parameters = "ptr %from, ptr %scales, ptr %to, i64 %lines, i64 %groups, i64 %padded"
     code = Code(f"internal void @prepare_zeros({parameters}) #0")
@@ -246,7 +246,7 @@ def zeros_function(vectors: Vectors, form: Format) -> str:
 
         def write(kind: str, zeros: str, at: str) -> None:
             minima = code.value(f"sitofp {zeros} to {kind}")
-            if form.group is not None:
+            if is_scaled:
                 factors = code.load(kind, code.at("float", scales, at), 4)
                 minima = code.value(f"fmul {kind} {minima}, {factors}")
             minima = code.value(f"fneg {kind} {minima}")

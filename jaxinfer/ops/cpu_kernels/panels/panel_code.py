@@ -3,7 +3,7 @@
 A panel's codes and scales are read as they lie (`jaxinfer.ops.few_bits.panels`): a lane of each vector belongs to one
 output, and adds that output's products. Every piece of the work makes rows ready for itself, which takes less time than
 to wait for each other. A sum's order is step by step: the minimum times the sum of the row's step, then the products of
-the step times the scale. A step is a group of weights, or of a row's numbers (`RowKind`).
+the step times the scale. A step is a group of weights, which may be a whole row, or of a row's numbers (`RowKind`).
 """
 
 from typing import Protocol, runtime_checkable
@@ -12,14 +12,24 @@ from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.few_bits.tiles import float_scales
 from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
 from jaxinfer.ops.cpu_kernels.product_pieces import call_tile, chosen_matrix, chosen_tile, each_tile, even_tiles
-from jaxinfer.ops.cpu_kernels.sixteen_outputs import FLOATS, LANES, OUTPUTS, ROWS, declarations, store_some
+from jaxinfer.ops.cpu_kernels.sixteen_outputs import (
+    FLOATS,
+    LANES,
+    OUTPUTS,
+    ROWS,
+    added_runs,
+    declarations,
+    fetch,
+    store_some,
+    times,
+)
 from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, SIZES, Vectors
 from jaxinfer.ops.few_bits.formats import RUN, Format
 
 # Every piece makes all rows ready, so there are few of them.
 _PIECES_PER_THREAD = 2
 # How many bytes of codes are fetched before they are read.
-_AHEAD, _LINE = 2048, 64
+_AHEAD = 2048
 _SHARED = ("x", "rows", "length", "span")
 _SCALES = ("scales", "minima", "scale_units", "minima_units")
 _POINTERS, _INTEGERS = ("codes", *_SCALES, "y"), ("groups", "outputs", "first_piece")
@@ -33,16 +43,19 @@ _TILE = (
 class RowKind(Protocol):
     """What rows are multiplied as: how they are made ready, and multiplied by codes.
 
-    A step of ``span`` numbers of a row, which are of type ``element``, has ``num_factors`` float32: its sum, and before
-    it what scales its products. With ``has_row_scale`` a row has one more after those of its steps, which scales all of
-    it. From each code ``offset`` is to be subtracted.
+    A step of ``span`` numbers of a row (None: of all), which are of type ``element``, has ``num_factors`` float32: its
+    sum, and before it what scales its products. With ``has_row_scale`` a row has one more after those of its steps,
+    which scales all of it. From each code ``offset`` is to be subtracted. The products of a row are added to
+    ``sums_of_row`` vectors of ``sum_type``.
     """
 
     element: str
-    span: int
+    span: int | None
     num_factors: int
     has_row_scale: bool
     offset: int
+    sum_type: str
+    sums_of_row: int
 
     def functions(self) -> list[str]:
         """Return declarations, and the functions that `make_ready` calls."""
@@ -52,11 +65,12 @@ class RowKind(Protocol):
         """Append what writes rows of ``length`` numbers, and the factors of their steps."""
         ...
 
-    def multiply(self, code: Code, codes: str, places: list[str], factors: list[str]) -> list[str]:
-        """Return each row's sums, in float32, of the products of a step's codes with the numbers at its place.
+    def add_run(self, code: Code, codes: str, places: list[str], sums: list[str]) -> list[str]:
+        """Return each row's sums, to which the products of a run's codes with the numbers at its place are added."""
+        ...
 
-        ``factors`` are where each row has those of the step.
-        """
+    def finish(self, code: Code, sums: list[str], factors: list[str]) -> list[str]:
+        """Return a sum of each row in float32, of those of a step; ``factors`` are where each row has the step's."""
         ...
 
 
@@ -110,31 +124,33 @@ def _tile(vectors: Vectors, form: Format, kind: RowKind, rows: int) -> str:
     of_steps = code.arithmetic("mul", "%steps", kind.num_factors)
     pitch = code.arithmetic("add", of_steps, int(kind.has_row_scale))
     factors = [code.at("float", "%factors", code.arithmetic("mul", pitch, row)) for row in range(rows)]
-    step_bytes, totals = OUTPUTS * form.row_bytes(kind.span), [f"%total{row}" for row in range(rows)]
-    code.effect("br label %loop")
-    code.start("loop")
-    code.value("phi i64 [ 0, %entry ], [ %next, %loop ]", "%i")
-    for total in totals:
-        code.value(f"phi {FLOATS} [ zeroinitializer, %entry ], [ {total}, %loop ]", f"{total}_old")
-    codes = code.at("i8", "%codes", code.arithmetic("mul", "%i", step_bytes))
-    for line in range(_AHEAD, _AHEAD + step_bytes, _LINE):
-        code.effect(f"call void @llvm.prefetch.p0(ptr {code.at('i8', codes, line)}, i32 0, i32 3, i32 1)")
-    first = code.arithmetic("mul", "%i", kind.span)
-    of_step = code.arithmetic("mul", "%i", kind.num_factors)
-    own = [code.at("float", each, of_step) for each in factors]
-    found = kind.multiply(code, codes, [code.at(kind.element, start, first) for start in starts], own)
-    scales, minima = _scales(code, vectors, form, kind)
-    for place, products, total in zip(own, found, totals, strict=True):
-        before, scale = f"{total}_old", scales
-        if minima:
-            row_sum = vectors.spread(code, code.load_at("float", place, kind.num_factors - 1))
-            before = vectors.multiply_add(code, minima, row_sum, before)
-        if kind.num_factors > 1:
-            scale = code.value(f"fmul {FLOATS} {scales}, {vectors.spread(code, code.load('float', place))}")
-        vectors.multiply_add(code, products, scale, before, total)
-    code.value("add i64 %i, 1", "%next")
-    code.branch(code.value("icmp slt i64 %next, %steps"), "loop", "done")
-    code.start("done")
+    run_bytes = OUTPUTS * form.row_bytes(RUN)
+    runs = kind.span // RUN if kind.span is not None else code.arithmetic("udiv", "%length", RUN)
+    with code.repeated("each_step", 0, "%steps", 1, *[(FLOATS, "zeroinitializer")] * rows) as each:
+        first, of_step = times(code, each.index, runs), code.arithmetic("mul", each.index, kind.num_factors)
+        codes = code.at("i8", "%codes", times(code, first, run_bytes))
+        places = [code.at(kind.element, start, times(code, first, RUN)) for start in starts]
+
+        def add(run: int | str, sums: list[str]) -> list[str]:
+            here = code.at("i8", codes, times(code, run, run_bytes))
+            fetch(code, code.at("i8", here, _AHEAD), run_bytes)
+            return kind.add_run(
+                code, here, [code.at(kind.element, place, times(code, run, RUN)) for place in places], sums
+            )
+
+        own = [code.at("float", row_factors, of_step) for row_factors in factors]
+        sums = added_runs(code, runs, [(kind.sum_type, "zeroinitializer")] * (rows * kind.sums_of_row), add)
+        found = kind.finish(code, sums, own)
+        scales, minima = _scales(code, vectors, form, kind, each.index)
+        for row, (place, products) in enumerate(zip(own, found, strict=True)):
+            before, scale = each.all_held[row], scales
+            if minima:
+                row_sum = vectors.spread(code, code.load_at("float", place, kind.num_factors - 1))
+                before = vectors.multiply_add(code, minima, row_sum, before)
+            if kind.num_factors > 1:
+                scale = code.value(f"fmul {FLOATS} {scales}, {vectors.spread(code, code.load('float', place))}")
+            each.all_left[row] = vectors.multiply_add(code, products, scale, before)
+    totals = each.all_held
     if kind.has_row_scale:
         row_scales = [vectors.spread(code, code.load_at("float", each, of_steps)) for each in factors]
         totals = [code.value(f"fmul {FLOATS} {total}, {scale}") for total, scale in zip(totals, row_scales)]
@@ -143,10 +159,10 @@ def _tile(vectors: Vectors, form: Format, kind: RowKind, rows: int) -> str:
     return code.text()
 
 
-def _scales(code: Code, vectors: Vectors, form: Format, kind: RowKind) -> tuple[str, str]:
-    """Return the scales of the panel's outputs in step ``%i``, and what is added times a row's sum, if anything is."""
-    steps = 1 if form.group is None else form.group // kind.span
-    group = "0" if form.group is None else "%i" if steps == 1 else code.arithmetic("udiv", "%i", steps)
+def _scales(code: Code, vectors: Vectors, form: Format, kind: RowKind, step: str) -> tuple[str, str]:
+    """Return the scales of the panel's outputs in a step, and what is added times a row's sum, if anything is."""
+    steps = 1 if form.group is None or kind.span is None else form.group // kind.span
+    group = "0" if form.group is None else step if steps == 1 else code.arithmetic("udiv", step, steps)
     line, element = code.arithmetic("mul", group, LANES), LLVM_TYPES[form.scale_dtype]
 
     def lined(name: str) -> str:
@@ -176,7 +192,7 @@ def _piece(record: Record, form: Format, kind: RowKind, count: int) -> str:
     *pointers, y, groups, outputs, first_piece = chosen_matrix(code, record, count, "%index", _POINTERS, _INTEGERS)
     first = code.arithmetic("mul", code.arithmetic("sub", "%index", first_piece), span)
     past = code.smaller(code.arithmetic("add", first, span), outputs)
-    steps = code.arithmetic("udiv", length, kind.span)
+    steps = code.arithmetic("udiv", length, kind.span or length)
     pitch = code.arithmetic("add", code.arithmetic("mul", steps, kind.num_factors), int(kind.has_row_scale))
     of_factors = code.arithmetic("mul", code.arithmetic("mul", rows, pitch), SIZES["float"])
     of_rows = code.arithmetic("mul", code.arithmetic("mul", rows, length), SIZES[kind.element])

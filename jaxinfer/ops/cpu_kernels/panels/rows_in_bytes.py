@@ -16,11 +16,12 @@ from jaxinfer.ops.few_bits.formats import RUN, Format
 class RoundedInGroups:
     """Rows of a dtype whose numbers are rounded in groups of `RUN`, each with its scale (`panel_code.RowKind`)."""
 
-    element, num_factors, has_row_scale = "i8", 2, False
+    element, num_factors, has_row_scale, sum_type, sums_of_row = "i8", 2, False, INTEGERS, 1
 
     def __init__(self, vectors: Vectors, form: Format, row_dtype: str) -> None:
         self._vectors, self._form, self._row_dtype = vectors, form, row_dtype
-        self.span, self.offset = RUN, _shift(form)
+        self.span: int | None = RUN
+        self.offset = _shift(form)
 
     def functions(self) -> list[str]:
         """Return declarations, and the functions that `make_ready` calls."""
@@ -31,9 +32,13 @@ class RoundedInGroups:
         groups = code.arithmetic("mul", rows, code.arithmetic("udiv", length, RUN))
         call_tile(code, "@round", (x, to, factors), (groups,))
 
-    def multiply(self, code: Code, codes: str, places: list[str], factors: list[str]) -> list[str]:
-        """Return each row's sums of the products of a group's codes with the bytes at its place."""
-        return _dots(code, self._vectors, self._form, codes, places, self.span)
+    def add_run(self, code: Code, codes: str, places: list[str], sums: list[str]) -> list[str]:
+        """Return each row's sums, to which the products of a run's codes with the bytes at its place are added."""
+        return _dots(code, self._vectors, self._form, codes, places, sums)
+
+    def finish(self, code: Code, sums: list[str], factors: list[str]) -> list[str]:
+        """Return each row's sum in float32."""
+        return [code.value(f"sitofp {INTEGERS} {each} to {FLOATS}") for each in sums]
 
     def _round_function(self) -> str:
         """Return ``round(x, codes, scales, groups)``: bytes of each group, its scale, and its sum times that."""
@@ -60,13 +65,12 @@ class RoundedInGroups:
 class RoundedRows:
     """Rows of a dtype, each rounded with one scale, of which a step is a group of weights (`panel_code.RowKind`).
 
-    The sums are those of `rounded_rows.grouped_tiles`, which multiplies the same weights by rows.
+    The sums are those of `rounded_rows`, which multiplies the same weights by rows.
     """
 
-    element, num_factors, has_row_scale, offset = "i8", 1, True, 0
+    element, num_factors, has_row_scale, offset, sum_type, sums_of_row = "i8", 1, True, 0, INTEGERS, 1
 
     def __init__(self, vectors: Vectors, form: Format, row_dtype: str) -> None:
-        assert form.group is not None
         self._vectors, self._form, self._row_dtype, self.span = vectors, form, row_dtype, form.group
 
     def functions(self) -> list[str]:
@@ -77,20 +81,30 @@ class RoundedRows:
         """Append what writes the bytes of rows, the sums of their groups, and each row's scale after them."""
         call_tile(code, "@round", (x, to, factors), (rows, length))
 
-    def multiply(self, code: Code, codes: str, places: list[str], factors: list[str]) -> list[str]:
-        """Return each row's sums of the products of a group's codes with the bytes at its place."""
-        found = _dots(code, self._vectors, self._form, codes, places, self.span)
-        if not _shift(self._form):
-            return found
-        # Sums are integers, and so is what is taken off: that is exact.
-        shift = self._vectors.constant(float(-_shift(self._form)))
-        sums = [self._vectors.spread(code, code.load("float", each)) for each in factors]
-        return [self._vectors.multiply_add(code, shift, own, each) for own, each in zip(sums, found)]
+    def add_run(self, code: Code, codes: str, places: list[str], sums: list[str]) -> list[str]:
+        """Return each row's sums, to which the products of a run's codes with the bytes at its place are added."""
+        return _dots(code, self._vectors, self._form, codes, places, sums)
+
+    def finish(self, code: Code, sums: list[str], factors: list[str]) -> list[str]:
+        """Return each row's sum of a step in float32, without what made codes unsigned."""
+        shift = _shift(self._form)
+        if shift:
+            # Of a whole row, the sum that is taken off may be exact as an integer only.
+            own = [code.value(f"fptosi float {code.load('float', each)} to i32") for each in factors]
+            own = [self._spread(code, code.value(f"mul i32 {each}, {shift}")) for each in own]
+            sums = [code.value(f"sub {INTEGERS} {each}, {taken}") for each, taken in zip(sums, own, strict=True)]
+        return [code.value(f"sitofp {INTEGERS} {each} to {FLOATS}") for each in sums]
+
+    @staticmethod
+    def _spread(code: Code, number: str) -> str:
+        single = code.value(f"insertelement {INTEGERS} poison, i32 {number}, i32 0")
+        return code.value(f"shufflevector {INTEGERS} {single}, {INTEGERS} poison, <{LANES} x i32> zeroinitializer")
 
     def _round_function(self) -> str:
         """Return ``round(x, codes, sums, rows, length)``: bytes of each row, the sums of its groups, and its scale."""
         code = Code("internal void @round(ptr %x, ptr %codes, ptr %sums, i64 %rows, i64 %length) #0")
-        groups = code.arithmetic("udiv", "%length", self.span)
+        span = self.span or "%length"
+        groups = code.arithmetic("udiv", "%length", span)
         pitch = code.arithmetic("add", groups, 1)
         with code.repeated("each_row", 0, "%rows") as each_row:
             start = code.arithmetic("mul", each_row.index, "%length")
@@ -100,8 +114,8 @@ class RoundedRows:
                 each.left = larger_sizes(code, numbers, each.held)
             scale, divisor = scale_of(code, self._vectors, each.held)
             with code.repeated("each_group", 0, groups) as each_group:
-                first = code.arithmetic("add", start, code.arithmetic("mul", each_group.index, self.span))
-                with code.repeated("each_part", 0, self.span, LANES, (INTEGERS, "zeroinitializer")) as each:
+                first = code.arithmetic("add", start, code.arithmetic("mul", each_group.index, span))
+                with code.repeated("each_part", 0, span, LANES, (INTEGERS, "zeroinitializer")) as each:
                     at = code.arithmetic("add", first, each.index)
                     part = round_part(
                         code, _floats(code, self._row_dtype, "%x", at), divisor, code.at("i8", "%codes", at)
@@ -118,18 +132,16 @@ def _shift(form: Format) -> int:
     return 128 if form.bits == 8 else form.offset or 0
 
 
-def _dots(code: Code, vectors: Vectors, form: Format, codes: str, places: list[str], span: int) -> list[str]:
-    """Return each row's sums, in float32, of the products of ``span`` unsigned codes with the bytes at its place."""
-    products, lines = ["zeroinitializer"] * len(places), OUTPUTS * form.row_bytes(RUN) // VECTOR
-    for step in range(span // RUN):
-        for line in range(lines):
-            loaded = code.load(BYTES, code.at("i8", codes, VECTOR * (step * lines + line)), 1)
-            for at, numbers in _unsigned(code, form, loaded, line):
-                for row, place in enumerate(places):
-                    four = spread_four(code, code.at("i8", place, step * RUN + at))
-                    four = code.value(f"bitcast {INTEGERS} {four} to {BYTES}")
-                    products[row] = dot(code, vectors, numbers, four, products[row])
-    return [code.value(f"sitofp {INTEGERS} {each} to {FLOATS}") for each in products]
+def _dots(code: Code, vectors: Vectors, form: Format, codes: str, places: list[str], to: list[str]) -> list[str]:
+    """Return each row's sums, to which the products of a run's unsigned codes with the bytes at its place are added."""
+    found = list(to)
+    for line in range(OUTPUTS * form.row_bytes(RUN) // VECTOR):
+        loaded = code.load(BYTES, code.at("i8", codes, VECTOR * line), 1)
+        for at, numbers in _unsigned(code, form, loaded, line):
+            for row, place in enumerate(places):
+                four = code.value(f"bitcast {INTEGERS} {spread_four(code, code.at('i8', place, at))} to {BYTES}")
+                found[row] = dot(code, vectors, numbers, four, found[row])
+    return found
 
 
 def _unsigned(code: Code, form: Format, line: str, index: int) -> list[tuple[int, str]]:

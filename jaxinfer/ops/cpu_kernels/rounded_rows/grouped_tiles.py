@@ -10,7 +10,16 @@ products, which are integers below 2^24, times the scale.
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.rounded_rows.tiles import BYTES, FLOATS, INTEGERS, VECTOR, dot
-from jaxinfer.ops.cpu_kernels.sixteen_outputs import PART, ROWS, each_group, fours, spread_four, store_some, totals
+from jaxinfer.ops.cpu_kernels.sixteen_outputs import (
+    OUTPUTS,
+    PART,
+    ROWS,
+    each_group,
+    fetch,
+    fours,
+    spread_four,
+    store_some,
+)
 from jaxinfer.ops.cpu_kernels.tiles import Vectors
 from jaxinfer.ops.few_bits.formats import RUN, Format
 
@@ -44,6 +53,7 @@ def grouped_tile(vectors: Vectors, form: Format, rows: int) -> str:
     shift = 128 if form.bits == 8 else form.offset or 0
     with each_group(code, vectors, form, rows, "i8") as group:
         products = ["zeroinitializer"] * rows
+        fetch(code, group.ahead, OUTPUTS * form.row_bytes(form.group))
         for step in range(form.group // RUN):
             codes = _codes(code, form, group.w, step * form.row_bytes(RUN))
             for row, place in enumerate(group.x):
@@ -59,7 +69,7 @@ def grouped_tile(vectors: Vectors, form: Format, rows: int) -> str:
                 vectors.multiply_add(code, taken, each, found) for each, found in zip(sums, group.found, strict=True)
             ]
     scaled = []
-    for row, total in enumerate(totals(rows)):
+    for row, total in enumerate(group.totals):
         scale = vectors.spread(code, code.load_at("float", "%row_scales", row))
         scaled.append(code.value(f"fmul {FLOATS} {total}, {scale}"))
     store_some(code, vectors, scaled)

@@ -144,8 +144,8 @@ def _store(code: Code, vectors: Vectors, totals: list[str], outputs: int, rows: 
         if not has_scales:
             return code.value(f"bitcast <{outputs} x i32> {whole} to {some}")
         found = code.value(f"sitofp <{outputs} x i32> {whole} to {some}")
-        found = code.value(f"fmul {some} {found}, {_spread(code, outputs, 'float', row_scales[row])}")
-        return code.value(f"fmul {some} {found}, {scales}")
+        found = code.value(f"fmul {some} {found}, {scales}")
+        return code.value(f"fmul {some} {found}, {_spread(code, outputs, 'float', row_scales[row])}")
 
     store_totals(code, vectors, totals, outputs, element="i32", change=finished)
 
