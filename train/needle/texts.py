@@ -20,7 +20,12 @@ class Stage(NamedTuple):
 
 
 # From short texts to long ones: what is learned in the short ones holds in the long ones after a few steps.
-STAGES = (Stage(300, 32, 48, 6, 10), Stage(150, 8, 256, 8, 16), Stage(80, 4, 512, 8, 24))
+STAGES = (
+    Stage(300, 32, 48, 6, 10),
+    Stage(150, 8, 256, 8, 16),
+    Stage(80, 4, 512, 8, 24),
+    Stage(100, 2, 2048, 8, 64),
+)
 
 
 def stage_at(step: int, stages: tuple[Stage, ...]) -> Stage:

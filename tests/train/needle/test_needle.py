@@ -28,7 +28,7 @@ def test_answers_are_what_is_predicted_and_can_be_looked_up():
 
 
 def test_stages_follow_each_other():
-    assert [stage_at(step, STAGES).length for step in (0, 299, 300, 449, 450, 9999)] == [48, 48, 256, 256, 512, 512]
+    assert [stage_at(step, STAGES).length for step in (0, 299, 300, 449, 450, 9999)] == [48, 48, 256, 256, 512, 2048]
 
 
 @pytest.mark.exhaustive
@@ -41,5 +41,5 @@ def test_the_trained_model_tells_caches_apart(tmp_path, capsys):
     arguments = ["bench", "needle", "--model", str(tmp_path / "model"), "--budgets", "64", "--lengths", "512", "--json"]
     assert main(arguments) == 0
     full, retrieval, streaming = json.loads(capsys.readouterr().out)["points"]
-    assert full["found"] >= 18 <= retrieval["found"]
-    assert streaming["found"] <= 8
+    assert full["found"] >= 18
+    assert retrieval["found"] >= 12 > 8 >= streaming["found"]
