@@ -298,6 +298,11 @@ def test_what_is_no_json_object_is_refused(text: bytes) -> None:
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
 
 
+def test_a_number_of_thousands_of_digits_is_refused_in_our_words() -> None:
+    with pytest.raises(ApiError, match=r"a number of 5,000 digits is too long$"):
+        read_json(b'{"max_tokens": ' + b"1" * 5_000 + b"}")
+
+
 def test_half_a_pair_of_surrogates_comes_back_as_it_came() -> None:
     value = read_json(b'{"a": "\\ud800 \xc3\xa9"}')
     assert read_json(write_json(value)) == value

@@ -15,7 +15,7 @@ def write_json(value: Any) -> bytes:
 def read_json(text: bytes) -> Mapping[str, Any]:
     """Return the object that a body holds; raise ApiError for anything else."""
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_pairs)
+        value = json.loads(text, parse_int=_whole, parse_constant=_refuse_constant, object_pairs_hook=_pairs)
     except RecursionError:
         raise _wrong("its values are nested too deeply") from None
     except UnicodeDecodeError:
@@ -34,6 +34,13 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) < len(pairs):
         raise ValueError("a name stands twice in an object")
     return made
+
+
+def _whole(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:  # Python reads some thousand digits: more would take long
+        raise ValueError(f"a number of {len(digits):,} digits is too long") from None
 
 
 def _refuse_constant(name: str) -> None:
