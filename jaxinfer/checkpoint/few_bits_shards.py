@@ -14,7 +14,7 @@ from jaxinfer.checkpoint.matrix_readers import MatrixReader
 from jaxinfer.checkpoint.shards import Box, distinct_boxes, make_sharded
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.errors import InvalidOption
-from jaxinfer.models.few_bits import laid_out_matrix
+from jaxinfer.models.few_bits import is_expert, laid_out_matrix
 from jaxinfer.ops.few_bits.columns import maybe_by_columns
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.split import check_split, pad_quantized, part_shardings, transposed
@@ -32,7 +32,11 @@ def read_few_bits(reader: MatrixReader, checkpoint: Checkpoint, leaf: Leaf, read
         found = reader.read(checkpoint, leaf, read_plainly)
         if found is None or backend is None:
             return found
-        return maybe_by_columns(found, found.shape[-1]) if by_columns else laid_out_matrix(found, backend)
+        return (
+            maybe_by_columns(found, found.shape[-1])
+            if by_columns
+            else laid_out_matrix(found, backend, is_expert(leaf.path))
+        )
     sharding, padding = leaf.struct.sharding, leaf.padding[leaf.stacked :]
     if leaf.transposed:
         sharding, padding = transposed(sharding), padding[::-1]

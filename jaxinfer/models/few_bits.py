@@ -93,17 +93,17 @@ def in_few_bits(params: Params, form: Format, named: str, *, only_experts: bool 
 
 def drafting_params(params: Params, backend: Backend) -> Params:
     """Return parameters in few bits as they draft fastest: on one CPU by panels, of rows that are rounded."""
-    return change_matrices(params, lambda _, matrix: drafting_matrix(matrix, backend))
+    return change_matrices(params, lambda path, matrix: drafting_matrix(matrix, backend, is_expert(path)))
 
 
-def drafting_matrix(matrix: Any, backend: Backend) -> Any:
-    """Return a matrix in few bits as it drafts fastest on this backend: in panels, or else by rows."""
+def drafting_matrix(matrix: Any, backend: Backend, is_stack: bool = False) -> Any:
+    """Return a matrix in few bits, or a stack of them, as it drafts fastest on this backend: in panels, or by rows."""
     if not isinstance(matrix, QuantizedArray):
         return matrix
-    if _lies_alone(matrix, backend) and drafts_by_panels(matrix.form, matrix.shape[1]):
+    if not is_stack and _lies_alone(matrix, backend) and drafts_by_panels(matrix.form, matrix.shape[1]):
         panels = _in_panels(matrix)
         return panels if panels.drafts else replace(panels, drafts=True)
-    return laid_out_matrix(matrix, backend)
+    return laid_out_matrix(matrix, backend, is_stack)
 
 
 def laid_out(params: Params, backend: Backend) -> Params:
@@ -113,22 +113,29 @@ def laid_out(params: Params, backend: Backend) -> Params:
     """
     if backend.kernels != "xla":
         return kernels_by_columns(params)
-    return jax.tree.map(lambda leaf: laid_out_matrix(leaf, backend), params, is_leaf=is_quantized)
+
+    def laid(path: tuple[Any, ...], leaf: Any) -> Any:
+        return laid_out_matrix(leaf, backend, is_expert(tuple(each.key for each in path)))
+
+    return jax.tree_util.tree_map_with_path(laid, params, is_leaf=is_quantized)
 
 
-def laid_out_matrix(matrix: Any, backend: Backend) -> Any:
-    """Return a matrix in few bits in panels if the CPU kernels multiply it so, or else by rows; others unchanged."""
+def laid_out_matrix(matrix: Any, backend: Backend, is_stack: bool = False) -> Any:
+    """Return a matrix in few bits in panels if the CPU kernels multiply it so, or else by rows; others unchanged.
+
+    A stack of matrices is one of experts'; layers that are scanned lie by rows.
+    """
     if not isinstance(matrix, QuantizedArray) or isinstance(matrix, ColumnArray):
         return matrix
     if isinstance(matrix, PanelArray):
-        return matrix if _lies_alone(matrix, backend) else matrix.by_rows()
-    is_fastest = _lies_alone(matrix, backend) and multiplies_panels(matrix.form, matrix.shape[1])
+        return matrix if _lies_alone(matrix, backend, is_stack) else matrix.by_rows()
+    is_fastest = _lies_alone(matrix, backend, is_stack) and multiplies_panels(matrix.form, matrix.shape[-1])
     return _in_panels(matrix) if is_fastest else matrix
 
 
-def _lies_alone(matrix: QuantizedArray, backend: Backend) -> bool:
-    """Whether kernels multiply a matrix on one CPU device."""
-    return backend.cpu_kernels and backend.mesh is None and matrix.ndim == 2
+def _lies_alone(matrix: QuantizedArray, backend: Backend, is_stack: bool = False) -> bool:
+    """Whether kernels multiply a matrix, or the matrices of a stack, on one CPU device."""
+    return backend.cpu_kernels and backend.mesh is None and matrix.ndim == 2 + is_stack
 
 
 def _in_panels(matrix: QuantizedArray) -> PanelArray:

@@ -90,8 +90,16 @@ def _some_quantized_rows(array: QuantizedArray, sources: Any, fetch: Callable[[A
     chosen = rows[::_EVERY_ROW]
     if isinstance(array, PanelArray):
         # They are on one CPU. XLA would compile a program for each shape.
-        some = jax.tree.map(np.asarray, array).rows(chosen)
-    else:
-        changed = array.by_rows().map_rows(lambda part: part[..., chosen, :])
-        some = jax.tree.map(lambda part: np.asarray(fetch(part)), changed)
-    return some.dequantize()[..., inputs]
+        return _rows_of_panels(jax.tree.map(np.asarray, array), chosen)[..., inputs]
+    changed = array.by_rows().map_rows(lambda part: part[..., chosen, :])
+    return jax.tree.map(lambda part: np.asarray(fetch(part)), changed).dequantize()[..., inputs]
+
+
+def _rows_of_panels(array: PanelArray, chosen: np.ndarray) -> np.ndarray:
+    """Return the weights that rows of a matrix, or of each of a stack, stand for."""
+    if array.ndim == 2:
+        return array.rows(chosen).dequantize()
+    matrices = zip(*array.matrix)
+    return np.stack(
+        [_rows_of_panels(PanelArray.of_panels(array.form, parts, array.num_outputs), chosen) for parts in matrices]
+    )

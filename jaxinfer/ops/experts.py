@@ -24,6 +24,7 @@ from jaxinfer.ops import low_rank
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels import products
 from jaxinfer.ops.each_device import even_axis, row_axes
+from jaxinfer.ops.few_bits.panels import PanelArray
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.grouped_experts import (
     Load,
@@ -152,6 +153,8 @@ def apply_experts(
     def spec(kernel: Kernel, *axes: str | None) -> Any:
         if isinstance(kernel, LayerView):
             return LayerView(spec(kernel.stack, None, *axes), PartitionSpec())
+        if isinstance(kernel, PanelArray):  # on one device
+            return PartitionSpec()
         split = PartitionSpec(*axes)
         return kernel.with_parts(kernel.specs(split)) if isinstance(kernel, QuantizedArray) else split
 

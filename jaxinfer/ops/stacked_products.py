@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,9 @@ from jax import lax
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels.few_bits.products import multiplies_few_bits, multiply_few_bits
+from jaxinfer.ops.cpu_kernels.panels.products import multiply_panels
 from jaxinfer.ops.few_bits.columns import ColumnArray
+from jaxinfer.ops.few_bits.panels import PanelArray
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.matmul import product
 
@@ -26,10 +28,15 @@ def multiply_stacked(
     form, is_stored = stacks[0].form, not any(isinstance(stack, ColumnArray) for stack in stacks)
     if len(stacks) > 1 and (form.is_ordered or any(stack.form != form for stack in stacks)):
         return [multiply_stacked(rows_RK, [stack], place, backend)[0] for stack in stacks]
-    if is_stored and backend.cpu_kernels and multiplies_few_bits(form, rows_RK.shape[1]):
+    panels = [stack for stack in stacks if isinstance(stack, PanelArray)]
+    if 0 < len(panels) < len(stacks):
+        return [multiply_stacked(rows_RK, [stack], place, backend)[0] for stack in stacks]
+    if is_stored and backend.cpu_kernels and (panels or multiplies_few_bits(form, rows_RK.shape[1])):
         if form.is_ordered:
             rows_RK = rows_RK[:, lax.dynamic_index_in_dim(stacks[0].order, place, keepdims=False)[0]]
             stacks = [stacks[0].in_order()]
+        if panels:
+            return list(multiply_panels(rows_RK, *cast(Sequence[PanelArray], stacks), place=place))
         return list(multiply_few_bits(rows_RK, stacks[0].form, tuple(stack.matrix for stack in stacks), place))
     # As wide as sums of experts are.
     alone = replace(backend, mesh=None, compute_dtype="float32")

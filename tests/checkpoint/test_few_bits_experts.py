@@ -20,6 +20,7 @@ from jaxinfer.models.families.registry import family_of
 from jaxinfer.models.few_bits import in_few_bits
 from jaxinfer.notation import Params
 from jaxinfer.ops.few_bits.formats import FP8, MXFP4, int4
+from jaxinfer.ops.few_bits.panels import without_panels
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray, is_quantized
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 from tests.checkpoint import test_experts
@@ -77,6 +78,8 @@ def stacks_of(lm) -> dict[str, QuantizedArray]:
 
 
 def same(found: object, expected: object) -> bool:
+    """Whether two trees have the same arrays, in panels or by rows."""
+    found, expected = without_panels(found), without_panels(expected)
     return jax.tree.all(
         jax.tree.map(lambda one, other: np.asarray(one).tobytes() == np.asarray(other).tobytes(), found, expected)
     )

@@ -21,6 +21,7 @@ from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, INT8, MXFP4, UNSIGN
 from jaxinfer.ops.few_bits.panels import in_panels, lies_in_panels
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.matmul import linear, linears, product
+from jaxinfer.ops.stacked_products import multiply_stacked
 from tests.ops.foreign_calls import HOST, POOLS, Calls, beside_a_guard, check_products, exact
 from tests.ops.rounded_in_groups import rounded_in_groups
 from tests.ops.test_rounded_rows import padded
@@ -157,6 +158,32 @@ def test_a_row_has_the_same_bits_in_any_company_and_on_any_processor(kind, vecto
     for row in (0, 7, 20):
         (alone,) = multiply(kind, rows_MK[row : row + 1], array, vectors=vectors)
         assert alone.tobytes() == together[row].tobytes()
+
+
+@pytest.mark.parametrize("form", [replace(ZEROS, is_ordered=True), MXFP4, INT8], ids=name_of)
+def test_stacks_hold_their_matrices_and_one_is_multiplied_where_it_lies(form):
+    rng, width = np.random.default_rng(6), 128
+    first, second = ([drawn(rng, form, outputs, width) for _ in range(3)] for outputs in (24, 32))
+    stacks = [jax.tree.map(lambda *parts: np.stack(parts), *arrays) for arrays in (first, second)]
+    panels = [on_device(in_panels(stack)) for stack in stacks]
+    for stack, own in zip(stacks, panels):
+        assert (own.shape, own.ndim) == (stack.shape, 3)
+        for one, other in zip(own.by_rows().matrix, stack.matrix, strict=True):
+            assert one.dtype == other.dtype
+            np.testing.assert_array_equal(one, other)
+    if not HOST.pairs_bfloat16:
+        return
+    rows = jnp.asarray(rng.standard_normal((5, width)), jnp.bfloat16)
+    backend = choose_backend("float32", "cpu")
+    multiply_at = jax.jit(lambda place: multiply_stacked(rows, panels, place, backend))
+    for place in range(3):
+        for found, arrays in zip(multiply_at(place), (first, second)):
+            np.testing.assert_array_equal(found, product(rows, on_device(arrays[place]), backend))
+    mixed = multiply_stacked(rows, [panels[0], on_device(stacks[1])], jnp.int32(1), backend)
+    for found, expected in zip(mixed, multiply_at(1)):
+        np.testing.assert_array_equal(found, expected)
+    with pytest.raises(ValueError, match="do not fit"):
+        multiply_panels(rows, panels[0])
 
 
 @POOLS

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
@@ -28,8 +29,9 @@ OUTPUTS, FOUR = 16, 4
 class PanelArray(QuantizedArray):
     """Weights ``[N, K]``: codes ``[P, R, B]`` of P panels and R runs of inputs, all else ``[P, G, 16]`` for G groups.
 
-    A run of a panel is lines of 64 bytes, four of each of its outputs. Outputs past N are zeros. Products are those of
-    the weights by rows, or, if it ``drafts``, of rows that are rounded in groups.
+    A run of a panel is lines of 64 bytes, four of each of its outputs. Outputs past N are zeros. Of a stack of matrices
+    each part has one more axis before its others. Products are those of the weights by rows, or, if it ``drafts``, of
+    rows that are rounded in groups.
     """
 
     form: Format = dataclasses.field(metadata={"static": True})
@@ -45,12 +47,13 @@ class PanelArray(QuantizedArray):
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the weights."""
-        return self.num_outputs, self.codes.shape[1] * RUN
+        *lead, _, runs, _ = self.codes.shape
+        return *lead, self.num_outputs, runs * RUN
 
     @property
     def ndim(self) -> int:
         """The number of axes."""
-        return 2
+        return self.codes.ndim - 1
 
     def specs(self, spec: PartitionSpec) -> list[PartitionSpec]:
         """Refuse: no mesh splits panels; `by_rows` comes first."""
@@ -68,8 +71,10 @@ class PanelArray(QuantizedArray):
         """Return the same weights as they are stored; of NumPy's arrays, NumPy's."""
 
         def turned(name: str, part: Any) -> Any:
-            lines = part.transpose(0, 3, 1, 2, 4) if name == "codes" else part.transpose(0, 2, 1)
-            return lines.reshape(len(part) * OUTPUTS, -1)[: self.num_outputs]
+            numpy = np if isinstance(part, np.ndarray) else jnp
+            lines = numpy.moveaxis(part, -2, -4) if name == "codes" else part.swapaxes(-1, -2)
+            *lead, panels, _ = self.codes.shape[:-1]
+            return lines.reshape(*lead, panels * OUTPUTS, -1)[..., : self.num_outputs, :]
 
         return self._of_rows(turned)
 
@@ -96,7 +101,7 @@ class PanelArray(QuantizedArray):
                 return part
             if name != "codes":
                 return read(name, part)
-            codes = read(name, part.reshape(*part.shape[:2], -1, OUTPUTS, FOUR))
+            codes = read(name, part.reshape(*part.shape[:-1], -1, OUTPUTS, FOUR))
             return codes.astype(np.int8) if self.form.bits == 8 else codes
 
         return QuantizedArray.of(self.form, list(map(made, self.form.part_names, self.matrix)))
@@ -109,19 +114,21 @@ def lies_in_panels(form: Format, width: int) -> bool:
 
 
 def in_panels(array: QuantizedArray) -> PanelArray:
-    """Return the same weights ``[N, K]``, of NumPy's arrays, in panels; check `lies_in_panels` first."""
-    form, (outputs, width) = array.form, array.shape
+    """Return the same weights ``[..., N, K]``, of NumPy's arrays, in panels; check `lies_in_panels` first."""
+    form, (*lead, outputs, width) = array.form, array.shape
 
     def turned(name: str, part: Any) -> Any:
         if name == "order":
             return part
-        part = np.pad(part, ((0, -outputs % OUTPUTS), (0, 0)))
+        if outputs % OUTPUTS:
+            part = np.pad(part, (*[(0, 0)] * len(lead), (0, -outputs % OUTPUTS), (0, 0)))
         if name != "codes":
-            return np.ascontiguousarray(part.reshape(-1, OUTPUTS, part.shape[1]).transpose(0, 2, 1))
+            return np.ascontiguousarray(part.reshape(*lead, -1, OUTPUTS, part.shape[-1]).swapaxes(-1, -2))
         # Four bytes are moved as one number.
-        fours = part.view(np.uint32).reshape(-1, OUTPUTS, width // RUN, form.row_bytes(RUN) // FOUR)
-        codes = np.ascontiguousarray(fours.transpose(0, 2, 3, 1)).view(np.uint8)
-        return codes.reshape(*codes.shape[:2], -1)
+        fours = np.ascontiguousarray(part).view(np.uint32)
+        fours = fours.reshape(*lead, -1, OUTPUTS, width // RUN, form.row_bytes(RUN) // FOUR)
+        codes = np.ascontiguousarray(np.moveaxis(fours, -3, -1)).view(np.uint8)
+        return codes.reshape(*codes.shape[:-2], -1)
 
     return PanelArray.of_panels(form, list(map(turned, form.part_names, array.matrix)), outputs)
 

@@ -80,10 +80,12 @@ def few_bits_module(vectors: Vectors, form: Format, count: int = 1, in_stacks: b
     return make_module(vectors, functions, record, (1 + in_stacks + parts * count, count), plan)
 
 
-def matrix_at(code: Code, stack: Buffer, kind: str, place: str) -> str:
-    """Return the address of one part of a matrix in a stack ``[X, N, ...]`` of them."""
-    _, lines, numbers = stack.shape(code, 3)
-    return code.at(kind, stack.numbers, code.arithmetic("mul", place, code.arithmetic("mul", lines, numbers)))
+def matrix_at(code: Code, stack: Buffer, kind: str, place: str, axes: int = 2) -> str:
+    """Return the address of one part of a matrix in a stack of them; the part has so many axes."""
+    at = place
+    for length in stack.shape(code, 1 + axes)[1:]:
+        at = code.arithmetic("mul", at, length)
+    return code.at(kind, stack.numbers, at)
 
 
 def _functions(vectors: Vectors, form: Format) -> list[str]:

@@ -9,6 +9,7 @@ the step times the scale. A step is a group of weights, which may be a whole row
 from typing import Protocol, runtime_checkable
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
+from jaxinfer.ops.cpu_kernels.few_bits.product_code import matrix_at
 from jaxinfer.ops.cpu_kernels.few_bits.tiles import float_scales
 from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
 from jaxinfer.ops.cpu_kernels.product_pieces import call_tile, chosen_matrix, chosen_tile, each_tile, even_tiles
@@ -74,18 +75,24 @@ class RowKind(Protocol):
         ...
 
 
-def panel_module(vectors: Vectors, form: Format, kind: RowKind, count: int) -> str:
+def panel_module(vectors: Vectors, form: Format, kind: RowKind, count: int, in_stacks: bool = False) -> str:
     """Return the assembly of ``handler(x [M, K], codes [P, R, B], scales [P, G, 16], ...) -> y [M, N], ...``.
 
     There are ``count`` matrices, each with its own N and the arrays of a `PanelArray`. x is what ``kind`` makes ready,
-    y float32.
+    y float32. ``in_stacks`` there is an int32 after x, and every array has one more axis before its others: the
+    matrices are those at that place of their stacks.
     """
+    kinds = [LLVM_TYPES[dtype] for _, dtype in form.parts(1, form.unit).values()]
     names = (*_SHARED, *(f"{name}{matrix}" for matrix in range(count) for name in (*_POINTERS, *_INTEGERS)))
     record, parts = Record(*names), len(form.part_names)
 
     def plan(code: Code, arguments: list[Buffer], results: list[Buffer], threads: str) -> Plan:
         x, *matrices = arguments
         rows, length = x.shape(code, 2)
+        place = None
+        if in_stacks:
+            index, *matrices = matrices
+            place = index.layer(code, matrices[0].shape(code, 1)[0])
         outputs = [y.shape(code, 2)[1] for y in results]
         all_outputs = code.total(outputs)
         wanted = code.arithmetic("mul", threads, _PIECES_PER_THREAD)
@@ -95,18 +102,22 @@ def panel_module(vectors: Vectors, form: Format, kind: RowKind, count: int) -> s
         pointers, numbers = {"x": x.numbers}, {"rows": rows, "length": length, "span": span}
         for index, y in enumerate(results):
             own = dict(zip(form.part_names, matrices[parts * index : parts * (index + 1)], strict=True))
-            places = {name: each.numbers for name, each in own.items()} | {"y": y.numbers}
+            places = {
+                name: each.numbers if place is None else matrix_at(code, each, kind, place, axes=3)
+                for (name, each), kind in zip(own.items(), kinds, strict=True)
+            }
+            places["y"] = y.numbers
             if form.has_zeros:
                 places["minima"] = places["zeros"]
             # What a form does not have is never read.
             pointers |= {f"{name}{index}": places.get(name, places["codes"]) for name in _POINTERS}
-            integers = own["scales"].shape(code, 3)[1], outputs[index], code.total(pieces[:index])
+            integers = own["scales"].shape(code, 3 + in_stacks)[-2], outputs[index], code.total(pieces[:index])
             numbers |= {f"{name}{index}": number for name, number in zip(_INTEGERS, integers)}
         return Plan(pointers, numbers, code.total(pieces), code.arithmetic("mul", all_outputs, length))
 
     tiles = [_tile(vectors, form, kind, rows) for rows in range(1, ROWS + 1)]
     functions = [declarations(), *kind.functions(), *tiles, _piece(record, form, kind, count)]
-    return make_module(vectors, functions, record, (1 + parts * count, count), plan)
+    return make_module(vectors, functions, record, (1 + in_stacks + parts * count, count), plan)
 
 
 def _tile_name(rows: int) -> str:
