@@ -21,7 +21,7 @@ from jaxinfer.kept.folder import KeptFolder, NotKept
 from jaxinfer.kept.spelling import digest, spell
 from jaxinfer.ops.cpu_kernels import machine_code
 
-_FORM = "jaxinfer program 2"
+_FORM = "jaxinfer program 3"
 
 
 @dataclass

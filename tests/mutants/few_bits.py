@@ -11,6 +11,20 @@ _PRODUCTS, _CHECKPOINTS = "tests/ops/test_few_bits.py", "tests/checkpoint/test_f
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
+        "the parts of an expert's panels are those of the first expert",
+        f"{_KERNELS}/product_code.py",
+        "    at = place\n",
+        '    at = code.arithmetic("mul", place, 0)\n',
+        f"{_PANEL_PRODUCTS}::test_stacks_hold_their_matrices_and_one_is_multiplied_where_it_lies",
+    ),
+    Fault(
+        "a kept program calls kernels of another version",
+        "jaxinfer/ops/cpu_kernels/machine_code.py",
+        "{pairs}_{_source_digest()}",
+        "{pairs}",
+        "tests/ops/test_cpu_kernels.py::test_a_compiled_program_names_the_source_of_the_kernels_that_it_calls",
+    ),
+    Fault(
         "of the two sums of a row and integers of 8 bits the first is taken twice",
         f"{_KERNELS}/grouped_tiles.py",
         "zip(sums[::2], sums[1::2])",

@@ -30,6 +30,7 @@ from jaxinfer.ops.cpu_kernels.product_code import dot_module
 from jaxinfer.ops.cpu_kernels.rows import rows_module, take_rows
 from jaxinfer.ops.cpu_kernels.tiles import Vectors, describe_vectors
 from jaxinfer.ops.embedding import embed
+from jaxinfer.ops.matmul import product
 from tests.ops.foreign_calls import HOST, POOLS, SMALLER, Calls, drawn
 from tests.ops.test_cpu_attention import attend_directly, check_attention
 from tests.ops.test_cpu_products import check_multiply, multiply_directly
@@ -305,3 +306,15 @@ def test_without_llvm_all_is_left_to_xla(monkeypatch):
     assert without.cpu_kernels is False
     assert without.min_matmul_rows == 4
     assert choose_backend("float32", "cpu").transposed_kernels
+
+
+def test_a_compiled_program_names_the_source_of_the_kernels_that_it_calls(monkeypatch):
+    def text() -> str:
+        backend = choose_backend("float32", "cpu")
+        kernel = jnp.ones((16, 64))
+        return jax.jit(lambda rows: product(rows, kernel, backend)).lower(jnp.ones((1, 64))).as_text()
+
+    before = text()
+    assert before == text()
+    monkeypatch.setattr(machine_code, "_source_digest", lambda: "of another version")
+    assert before != text()

@@ -2,10 +2,12 @@
 
 import ctypes
 import functools
+import hashlib
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -52,11 +54,25 @@ def call(name: str, build: Callable[[Vectors], str], dtype: str, results: Any, *
     vectors = host_vectors()
     assert vectors is not None
     pairs = "_pairs" if vectors.pairs(dtype) else ""
-    target = f"jaxinfer_{name}_{dtype}_{vectors.lanes}x{vectors.rows}{pairs}"
+    target = f"jaxinfer_{name}_{dtype}_{vectors.lanes}x{vectors.rows}{pairs}_{_source_digest()}"
     with _COMPILING:
         if target not in _ENGINES:
             _register(target, build(vectors))
     return jax.ffi.ffi_call(target, results, vmap_method="sequential")(*operands)
+
+
+@functools.cache
+def _source_digest() -> str:
+    """Return letters that stand for the source of all kernels.
+
+    A name is all that a compiled program, kept for other processes, knows of the kernels that it calls.
+    """
+    ops = Path(__file__).parents[1]
+    files = sorted([*ops.glob("cpu_kernels/**/*.py"), ops / "few_bits" / "formats.py"])
+    found = hashlib.sha256()
+    for file in files:
+        found.update(file.read_bytes() if file.is_file() else b"")
+    return found.hexdigest()[:8]
 
 
 def compiled_objects() -> dict[str, bytes]:

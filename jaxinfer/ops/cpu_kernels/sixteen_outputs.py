@@ -19,6 +19,7 @@ ROWS = 8
 # Bytes of codes that are read at a time.
 PART = 16
 _LINE = 64
+_FEW_RUNS = 2
 BYTES, INTEGERS, FLOATS = f"<{4 * LANES} x i8>", f"<{LANES} x i32>", f"<{LANES} x float>"
 
 
@@ -78,6 +79,9 @@ def each_group(code: Code, vectors: Vectors, form: Format, rows: int, kind: str)
         minima = code.load(FLOATS, code.at("float", "%minima", line), SIZES["float"]) if form.is_shifted else ""
         for row, (found, own_sum) in enumerate(zip(group.found, group.sums, strict=True)):
             total = each.all_held[row]
+            if form.group is None and not minima:
+                each.all_left[row] = code.value(f"fmul {FLOATS} {found}, {scales}")
+                continue
             if minima:
                 total = vectors.multiply_add(code, minima, vectors.spread(code, code.load("float", own_sum)), total)
             each.all_left[row] = vectors.multiply_add(code, found, scales, total)
@@ -88,9 +92,10 @@ def added_runs(
 ) -> list[str]:
     """Return sums after ``add(run, sums)`` of each run, given their types and values before them.
 
-    Runs are written one after the other, or, where their number is known only to the tile, as a loop.
+    A few runs are written one after the other. More, or as many as only the tile knows, are a loop, which takes less
+    time to compile.
     """
-    if isinstance(runs, int):
+    if isinstance(runs, int) and runs <= _FEW_RUNS:
         found = [value for _, value in sums]
         for run in range(runs):
             found = add(run, found)

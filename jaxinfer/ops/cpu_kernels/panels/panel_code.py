@@ -155,6 +155,9 @@ def _tile(vectors: Vectors, form: Format, kind: RowKind, rows: int) -> str:
         scales, minima = _scales(code, vectors, form, kind, each.index)
         for row, (place, products) in enumerate(zip(own, found, strict=True)):
             before, scale = each.all_held[row], scales
+            if kind.span is None and not minima:
+                each.all_left[row] = code.value(f"fmul {FLOATS} {products}, {scale}")
+                continue
             if minima:
                 row_sum = vectors.spread(code, code.load_at("float", place, kind.num_factors - 1))
                 before = vectors.multiply_add(code, minima, row_sum, before)
