@@ -11,13 +11,6 @@ _PRODUCTS, _CHECKPOINTS = "tests/ops/test_few_bits.py", "tests/checkpoint/test_f
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
-        "the parts of an expert's panels are those of the first expert",
-        f"{_KERNELS}/product_code.py",
-        "    at = place\n",
-        '    at = code.arithmetic("mul", place, 0)\n',
-        f"{_PANEL_PRODUCTS}::test_stacks_hold_their_matrices_and_one_is_multiplied_where_it_lies",
-    ),
-    Fault(
         "a kept program calls kernels of another version",
         "jaxinfer/ops/cpu_kernels/machine_code.py",
         "{pairs}_{_source_digest()}",
@@ -104,7 +97,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "drafts that were in panels on one device stay so on several",
         "jaxinfer/models/few_bits.py",
-        "return matrix if _lies_alone(matrix, backend) else matrix.by_rows()",
+        "return matrix if _lies_alone(matrix, backend, is_stack) else matrix.by_rows()",
         "return matrix",
         "tests/models/test_laid_out.py::test_what_has_no_panels_stays_as_it_is",
     ),
@@ -118,8 +111,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "drafts are put in panels where nothing multiplies them",
         "jaxinfer/models/few_bits.py",
-        "return backend.cpu_kernels and backend.mesh is None and matrix.ndim == 2",
-        "return matrix.ndim == 2",
+        "return backend.cpu_kernels and backend.mesh is None and matrix.ndim == 2 + is_stack",
+        "return matrix.ndim == 2 + is_stack",
         "tests/models/test_laid_out.py::test_what_has_no_panels_stays_as_it_is",
     ),
     Fault(

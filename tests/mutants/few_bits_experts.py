@@ -13,8 +13,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "every expert has the codes of the first",
         "jaxinfer/ops/cpu_kernels/few_bits/product_code.py",
-        'code.arithmetic("mul", place, code.arithmetic("mul", lines, numbers))',
-        'code.arithmetic("mul", 0, code.arithmetic("mul", lines, numbers))',
+        "    at = place\n",
+        '    at = code.arithmetic("mul", place, 0)\n',
         f"{_EXPERTS}::test_every_token_gets_what_the_experts_that_codes_stand_for_return",
     ),
     Fault(
