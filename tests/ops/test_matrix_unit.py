@@ -215,7 +215,8 @@ def _on_a_cpu():
 def _name(vectors):
     where = machine_code.IN_TILES if vectors.tiles_bfloat16 else ""
     pairs = "_pairs" if vectors.pairs_bfloat16 else ""
-    return f"jaxinfer_multiply_by_1{where}_bfloat16_{vectors.lanes}x{vectors.rows}{pairs}"
+    source = machine_code._source_digest()
+    return f"jaxinfer_multiply_by_1{where}_bfloat16_{vectors.lanes}x{vectors.rows}{pairs}_{source}"
 
 
 def test_the_length_of_rows_alone_chooses_the_unit():

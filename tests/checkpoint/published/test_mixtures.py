@@ -83,7 +83,7 @@ def test_a_router_in_few_bits_is_widened_and_orders_are_the_experts_own(tmp_path
     up = scanned.params["blocks"]["mlp"]["experts"]["up"]
     for layer in range(2):
         one = jax.tree.map(lambda part: part[layer], up)  # noqa: B023
-        jax.tree.map(np.testing.assert_array_equal, one, stacks(lm, layer)["up"])
+        jax.tree.map(np.testing.assert_array_equal, one, stacks(lm, layer)["up"].by_rows())
 
 
 @pytest.mark.parametrize(
