@@ -75,7 +75,7 @@ def test_a_mixture_is_nearer_to_itself_than_by_rounding_and_goes_on_after_an_int
                     "were rounded to the nearest"]  # fmt: skip
     stack = chosen.params["blocks"]["layer_0"]["mlp"]["experts"]["down"]
     assert stack.form == FORM
-    assert stack.codes.shape == (4, 64, 32)
+    assert stack.by_rows().codes.shape == (4, 64, 32)
     check_is_nearer(lm, chosen, 0.6)
 
 

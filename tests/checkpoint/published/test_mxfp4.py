@@ -88,7 +88,7 @@ def test_blocks_are_multiplied_as_they_lie_and_saved_so(tmp_path):
     assert notices == []
     stacks = lm.params["blocks"]["layer_1"]["mlp"]["experts"]
     assert {name: each.form for name, each in stacks.items()} == dict.fromkeys(("gate", "up", "down"), MXFP4)
-    assert stacks["up"].codes.shape == (EXPERTS, INNER, DIM // 2)
+    assert stacks["up"].by_rows().codes.shape == (EXPERTS, INNER, DIM // 2)
     ids = [[3, 9, 30, 4, 4, 1]]
     plain = jaxinfer.LanguageModel(lm.config, jax.tree.map(np.float32, widened(lm)), lm.backend)
     found, expected = (np.asarray(each.logits(ids)) for each in (lm, plain))
