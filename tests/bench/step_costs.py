@@ -48,6 +48,10 @@ STEPS, BEFORE, MOST = 6, 4, 240
 MATRIX, PRODUCTS = (16384, 576), 20
 
 
+# Of a product by panels.
+FORMS = "int4:group=32", "int4:group=128", "int8"
+
+
 def start(lm: LanguageModel, strategy: str, prompts: Sequence[object], sampling: SamplingParams) -> RunningBatch:
     """Start a batch that no token ends, and run its first steps, which compile."""
     resolved = lm.resolve(strategy)
@@ -152,7 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["grammars", "pages", "sparse", "panels"])
     parser.add_argument("--turns", type=int, default=14)
-    parser.add_argument("--weights", default="int4:group=32", help="of panels (default: %(default)s)")
+    parser.add_argument("--weights", default=FORMS[0], choices=FORMS, help="of panels (default: %(default)s)")
     options = parser.parse_args()
     print("batch | kind | median of a step | ratio")
     if options.what == "grammars":
