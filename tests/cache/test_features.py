@@ -76,7 +76,7 @@ CHAIN, SUM = ReadingLookup(), SumOfDrafters((ReadingLookup(), ReadingRecycling()
     [
         pytest.param(CHAIN, "dense", id="chain-dense", marks=pytest.mark.exhaustive),
         pytest.param(CHAIN, "paged:page=16", id="chain-paged:page=16", marks=pytest.mark.slow),
-        pytest.param(SUM, "dense", id="sum-dense"),
+        pytest.param(SUM, "dense", id="sum-dense", marks=pytest.mark.slow),
         pytest.param(SUM, "paged:page=16", id="sum-paged:page=16", marks=pytest.mark.exhaustive),
     ],
 )

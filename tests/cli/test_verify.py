@@ -250,6 +250,7 @@ def test_a_tie_explains_a_divergence_and_what_follows_from_it(tied: tuple) -> No
     assert explain(model, PROMPT, plain, plain, SamplingParams(), 1e-4) is None
 
 
+@pytest.mark.slow
 def test_a_tie_explains_neither_a_later_mistake_nor_another_token(tied: tuple) -> None:
     model, plain, position, twin = tied
     late = (*plain[:position], twin, *plain[position + 1 : -1], plain[-1] ^ 1)

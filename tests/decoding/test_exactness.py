@@ -61,7 +61,14 @@ def test_windows_caps_and_learned_positions_meet_several_strategies_in_every_run
     assert min(met.values()) >= 4
 
 
-@pytest.mark.parametrize("model", ["gemma2", "opt", pytest.param("gpt2", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param("gemma2", marks=pytest.mark.slow),
+        pytest.param("opt", marks=pytest.mark.slow),
+        pytest.param("gpt2", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_texts_of_this_file_are_screened(covered, model):
     one = covered(model)
     for asked in (one.whole, one.stopped):

@@ -1,6 +1,6 @@
 """Texts of 200 tokens are those of plain decoding, whoever drafts them; perfect drafts are all taken.
 
-Programs are compiled with few optimisations. The ordinary run writes shorter texts, with perfect drafts alone.
+Programs are compiled with few optimisations. The slow run writes shorter texts, with perfect drafts alone.
 """
 
 import jax
@@ -96,6 +96,7 @@ def test_a_text_that_sampling_forces_is_drafted_whole_or_never(trained):
         assert run_forced(one.lm, one.whole, strategy, forced).steps == [limit - 1 for limit in LONG_LIMITS]
 
 
+@pytest.mark.slow
 def test_a_perfect_draft_model_is_accepted_whole_and_its_opposite_never(trained_folder):
     lm = jaxinfer.load(trained_folder)
     whole = ask_clearly(lm, [encode_bytes(text) for text in FABLES], LIMITS, SAMPLINGS)

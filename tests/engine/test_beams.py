@@ -109,7 +109,10 @@ def check(searched, harness, events, **options):
     return served
 
 
-@pytest.mark.parametrize("preemption", ["recompute", pytest.param("offload", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "preemption",
+    [pytest.param("recompute", marks=pytest.mark.slow), pytest.param("offload", marks=pytest.mark.exhaustive)],
+)
 def test_searches_that_make_room_go_on_where_they_were(searched, harness, preemption):
     """Their rows leave together, and share pages again when they come back."""
     before = harness.scheduler.preemptions, harness.restored

@@ -61,7 +61,13 @@ def test_a_conversation_computes_what_is_new_in_its_next_turn(lm):
     assert computed(lm)[0] - prompt_tokens < 64
 
 
-@pytest.mark.parametrize("strategy", ["autoregressive", pytest.param("prompt_lookup", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param("autoregressive", marks=pytest.mark.slow),
+        pytest.param("prompt_lookup", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_prompts_begin_with_a_prefix_that_is_held(lm, strategy):
     prompts = [STORY + end for end in ("A", "The fox", "One", "He")]
     options = {"max_new_tokens": 10, "sampling": SAMPLING, "strategy": strategy}

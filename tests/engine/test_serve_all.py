@@ -45,7 +45,13 @@ def windows(monkeypatch):
     return sizes
 
 
-@pytest.mark.parametrize("strategy", ["prompt_lookup", pytest.param("autoregressive", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param("prompt_lookup", marks=pytest.mark.slow),
+        pytest.param("autoregressive", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_results_are_those_of_each_prompt_alone(lm, windows, strategy):
     found = lm.generate(PROMPTS, max_new_tokens=30, sampling=SAMPLED, strategy=strategy, batch_size=3)
     # Three rows are busy nearly always, though no three texts end together.

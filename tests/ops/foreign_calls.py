@@ -1,7 +1,7 @@
 """XLA's side of the CPU's own kernels, played by a test; and what the tests of these kernels share."""
 
 import ctypes
-import functools
+import hashlib
 import itertools
 import mmap
 import threading
@@ -72,19 +72,30 @@ def _free(record):
     _LIBRARY.free(record)
 
 
-@functools.cache
+# By digests: texts and modules in LLVM's own form are many times as large as their code.
+_ENGINES = {}
+
+
 def _engine(assembly):
     """Compile a module, once for all that call it, and have it count what it allocates."""
+    own = hashlib.sha256(assembly.encode()).digest()
+    if own not in _ENGINES:
+        _ENGINES[own] = _compiled(assembly)
+    return _ENGINES[own]
+
+
+def _compiled(assembly):
     for name, function in (("test_malloc", _allocate), ("test_free", _free)):
         llvm.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     features = llvm.get_host_cpu_features().flatten()
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=features, jit=True
-    )
+    target = llvm.Target.from_default_triple()
+    made_for = {"cpu": llvm.get_host_cpu_name(), "features": features, "jit": True}
     assembly = assembly.replace("@malloc", "@test_malloc").replace("@free", "@test_free")
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(assembly), machine)
+    code = target.create_target_machine(**made_for).emit_object(llvm.parse_assembly(assembly))
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target.create_target_machine(**made_for))
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     return engine
 

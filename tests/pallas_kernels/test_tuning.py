@@ -58,6 +58,7 @@ def test_a_kernel_without_a_table_says_what_makes_one(table):
         tuning.tuned_blocks("other", {"T": 1}, "v6e")
 
 
+@pytest.mark.slow
 def test_what_is_written_is_read_and_leaves_the_rest(table):
     tuning.write_blocks("known", "v5e", {"T": 64, "H": 128, "dtype": "bfloat16"}, {"block": 8})
     read = tuning.read_table("known")

@@ -172,6 +172,7 @@ def test_a_search_ends_a_text_where_that_is_worth_most(lm):
     assert all(END not in one.tokens[:-1] for one in whole)
 
 
+@pytest.mark.slow
 def test_a_value_head_reads_the_last_token_of_each_text_but_no_stop_token(lm, tmp_path):
     """A search by it is the search by a function that asks it about the same texts, of which some have ended."""
     head, asked = init_value_head(TOY.model_dim, 16, jax.random.key(1)), tmp_path / "value"

@@ -46,6 +46,7 @@ def heads_and_text(lm: LanguageModel) -> SumOfDrafters:
     return SumOfDrafters((Medusa(params=heads, paths=TREE), PromptLookup(num_draft_tokens=3)), 8)
 
 
+@pytest.mark.slow
 def test_the_weights_are_rounded_and_change_no_token(lm, plain):
     strategy: Any = lm.resolve(f"cascade:num_draft_tokens={DEPTH}")
     assert strategy.params["blocks"]["layer_0"]["mlp"]["up"]["kernel"].form == int4(32, False)

@@ -83,7 +83,7 @@ def test_texts_of_this_file_are_screened(lm, requests, oracle):
     assert min(least_margin(lm, *one) for one in zip(requests, [row.tokens for row in oracle])) > LEAST_MARGIN
 
 
-@pytest.mark.parametrize("kind", ["plain", "conditioned"])
+@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.slow), "conditioned"])
 def test_heads_that_predict_well_are_taken_as_their_definition_has_it(lm, requests, oracle, fitted, kind, monkeypatch):
     """Step by step against NumPy: hidden state, path and rank of every draft are the right ones."""
     if kind == "conditioned":

@@ -99,6 +99,7 @@ def test_logits_are_those_of_one_device(folder, one_device, weights, mesh):
     check(one_device(weights), load_on(folder, weights, mesh))
 
 
+@pytest.mark.slow
 def test_a_model_of_one_device_is_split_and_saved_as_its_checkpoint_would_be(folder, one_device, tmp_path):
     """Part by part: what a mesh loads, and what is placed on it."""
     loaded = load_on(folder, "int4:group=32", "tensor=2")

@@ -55,6 +55,7 @@ def test_tokens_are_those_of_one_device(single, strategy):
     check(single, strategy, EVERY_KIND[strategy])
 
 
+@pytest.mark.slow
 def test_tokens_that_devices_find_in_their_own_slots_are_those_of_one_device(single):
     """Devices join what they find only without our CPU kernels."""
     check(single, "jacobi", Split("sequence=2,tensor=2", "llama"), cpu_kernels=False)

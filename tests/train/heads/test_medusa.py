@@ -160,6 +160,7 @@ def test_heads_draft_for_the_base_that_they_were_trained_on_and_the_one_before(o
         draft_with(lm, out)
 
 
+@pytest.mark.slow
 def test_a_base_in_few_bits_is_not_trained(tiny_llama_folder, answers, tmp_path, capsys):
     same = ("--model", tiny_llama_folder(), "--data", answers, "--out", tmp_path / "run", "--weights", "int8")
     assert train_heads(*same, "--joint", "two-stage") == 2
