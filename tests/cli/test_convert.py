@@ -80,7 +80,7 @@ def test_the_default_model_keeps_its_chat_template_and_its_answer(tmp_path):
     assert "Paris" in found.chat(messages, max_new_tokens=10).text
 
 
-@pytest.mark.parametrize("method", ["rtn", pytest.param("gptq", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["rtn", pytest.param("gptq", marks=pytest.mark.exhaustive)])
 def test_a_model_in_few_bits_is_written_and_loads_so(run, source, tmp_path, method):
     text = tmp_path / "text"
     text.write_text("The fox went to the river and said nothing. " * 40)

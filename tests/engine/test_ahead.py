@@ -82,6 +82,7 @@ def two_rows(lm, last_to_come):
     return Watched(lm, "autoregressive", 2, last_to_come[:1])
 
 
+@pytest.mark.slow
 def test_while_all_rows_run_the_next_window_starts_before_the_look(two_rows, expected):
     found = two_rows.serve_texts(20, 50)
     assert [list(each) for each in found] == [expected[0][:20], expected[1][:50]]

@@ -148,6 +148,7 @@ def test_load_changes_no_bit_of_a_search(searched, harness):
     assert min(seen.values()) > 0
 
 
+@pytest.mark.slow
 def test_a_failing_device_lets_the_others_search_anew(searched, harness, monkeypatch):
     """The prompt that failed ends with an error; a search that ran begins again, and finds the same."""
     compute = BeamDevice.compute

@@ -146,6 +146,7 @@ def test_in_a_bounded_sum_streams_tell_how_likely_their_tokens_are(lm, fitted, f
     assert len(named.paths) == 4
 
 
+@pytest.mark.slow
 def test_a_tree_may_be_named_by_how_many_tokens_of_each_stream_it_combines(lm, fitted, folder):
     assert read_tree("2.1.2") == (
         (0,), (1,), (0, 0), (1, 0), (0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)

@@ -87,7 +87,7 @@ def judged(batch, learned):
     return run(*learned)
 
 
-@pytest.mark.parametrize("recipe", ["two-stage", "self-distillation"])
+@pytest.mark.parametrize("recipe", [pytest.param("two-stage", marks=pytest.mark.slow), "self-distillation"])
 def test_the_loss_is_the_bases_and_the_weighed_heads(batch, learned, hidden, judged, recipe):
     """Added up token by token from the definition."""
     trained, frozen = learned
