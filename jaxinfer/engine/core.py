@@ -12,6 +12,7 @@ from jaxinfer.engine.kept_pace import KeptPace
 from jaxinfer.engine.led_device import LedDevice
 from jaxinfer.engine.metrics import Counters, EngineMetrics
 from jaxinfer.engine.output import SequenceOutput
+from jaxinfer.engine.pace import FEW_STEPS
 from jaxinfer.engine.prefix import PrefixOutput, PrefixRequest
 from jaxinfer.engine.programs import Report
 from jaxinfer.engine.scheduler import Chunk, Restore, Scheduler, Window
@@ -20,6 +21,9 @@ from jaxinfer.engine.shapes import Entry
 from jaxinfer.errors import EngineError, InvalidOption, RequestCancelled, RequestTimedOut
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.results import StreamPiece
+
+# The seconds after which the host looks, if few steps have run by then or more.
+_LONGEST_WINDOW = 0.25
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ class EngineCore:
         # The window that nobody has looked at yet, and when the last look was.
         self._ahead: _Started | None = None
         self._looked = 0.0
+        # What a step took in the last window.
+        self._step_seconds = _LONGEST_WINDOW
         # Of drafts that change the text, none may be left out for the sake of speed.
         adapts = device.may_rest and scheduler.config.drafting == "auto"
         self._pace = kept_pace.of(device.strategy, tuple(device.strategies)) if adapts else None
@@ -242,7 +248,8 @@ class EngineCore:
             sequence.rests = rests
         slots = [sequence.slot for sequence in sequences if sequence.slot is not None]
         began, made = self._clock(), self._device.compile_seconds
-        report = self._device.start(slots, [self._pages_of(each) for each in sequences], window.steps, nodes)
+        pages, steps = [self._pages_of(each) for each in sequences], self._steps(window, nodes)
+        report = self._device.start(slots, pages, steps, nodes)
         waited = self._device.compile_seconds != made or self._device.is_preparing
         return _Started(window, nodes, report, began, waited)
 
@@ -260,6 +267,15 @@ class EngineCore:
         ready = self._device.ready_nodes(len(sequences), max(len(sequence.pages) for sequence in sequences))
         return self._pace.nodes(sequences, ready)
 
+    def _steps(self, window: Window, nodes: int) -> int:
+        """Return the most steps of a window: few where somebody reads along, or a choice should be made anew soon."""
+        sequences, steps = window.sequences, window.steps
+        if steps <= FEW_STEPS or any(sequence.origin.callback is not None for sequence in sequences):
+            return min(steps, FEW_STEPS)
+        if self._pace is not None and sequences[0].drafts:
+            steps = self._pace.steps(sequences, nodes, steps)
+        return max(min(steps, int(_LONGEST_WINDOW / self._step_seconds)), FEW_STEPS)
+
     def _decode(self, started: _Started) -> None:
         """Start the window that follows, if it can, and look at the one that has started."""
         following = self.scheduler.following(started.window)
@@ -270,6 +286,8 @@ class EngineCore:
         now, steps = self._clock(), int(report.steps)
         seconds = now - max(started.began, self._looked)
         self._looked = now
+        if steps:
+            self._step_seconds = max(seconds / steps, 1e-6)
         pace = self._pace if sequences[0].drafts else None
         if pace is not None and steps:
             for index, sequence in enumerate(sequences if nodes > 1 else ()):

@@ -241,22 +241,27 @@ class Device:
         self._rows = self._run(self._shaped_start(spanned, columns), *held, *arguments)
 
     def ready_nodes(self, num_rows: int, num_pages: int) -> list[int]:
-        """Return the numbers of nodes for which a window need not wait for its program, the strategy's own among them.
+        """Return the numbers of nodes for which a window need not wait for its program.
 
-        Programs for the others are prepared in the background.
+        Programs for the others are prepared in the background. If there is none yet, plain steps are waited for: they
+        take least to compile, and lose least.
         """
         if not self._rounds_up:
             return list(self.strategies)
         shapes = self._window_shapes(num_rows, num_pages)
-        ready = []
-        for nodes, strategy in self.strategies.items():
-            programs = [self._shaped_window(strategy, *shape) for shape in shapes]
-            if strategy is self.strategy or any(self._programs.is_ready(one.name, *one.arguments) for one in programs):
-                ready.append(nodes)
-            else:
-                best = programs[0]
+        programs = {
+            nodes: [self._shaped_window(strategy, *shape) for shape in shapes]
+            for nodes, strategy in self.strategies.items()
+        }
+        ready = [
+            nodes
+            for nodes, each in programs.items()
+            if any(self._programs.is_ready(one.name, *one.arguments) for one in each)
+        ]
+        for nodes, (best, *_) in programs.items() if ready else ():
+            if nodes not in ready:
                 self._programs.prepare_soon(best.name, best.function, best.donated, *best.arguments)
-        return ready
+        return ready or [min(self.strategies)]
 
     def start(
         self, slots: Sequence[int], pages: Sequence[Sequence[int]], max_steps: int, nodes: int | None = None
@@ -345,14 +350,12 @@ class Device:
         for shape in shapes:
             program = shaped(*shape)
             if self._programs.is_ready(program.name, *program.arguments):
-                break
-        else:
-            # The largest one serves whatever comes next.
-            shape = shapes[-1]
-        if shape != shapes[0]:
-            best = shaped(*shapes[0])
-            self._programs.prepare_soon(best.name, best.function, best.donated, *best.arguments)
-        return shape
+                if shape != shapes[0]:
+                    best = shaped(*shapes[0])
+                    self._programs.prepare_soon(best.name, best.function, best.donated, *best.arguments)
+                return shape
+        # The largest one serves whatever comes next. Others would take cores from its compilation, for which all wait.
+        return shapes[-1]
 
     def _run(self, program: Shaped, *arguments: Any) -> Any:
         return self._programs.run(program.name, program.function, program.donated, *arguments)

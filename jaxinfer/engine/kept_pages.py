@@ -24,6 +24,8 @@ from jaxinfer.text_generation import TextRequest
 from jaxinfer.tokenizers import Tokenizer
 
 _MOST_ROWS = 16
+# Of a window: nobody else waits for it, and each costs what it takes to hand hundreds of arrays to a program.
+_MOST_STEPS = 32
 # Room for texts of so many tokens at the least, and of twice the longest: conversations grow.
 _LEAST_LONGEST = 1024
 
@@ -176,6 +178,7 @@ class KeptPages:
             page_size=self._page_size,
             pages=2 * self._rows * of_a_row + self._pages_held,
             max_batch_prefill_tokens=self._rows * self._longest,
+            steps_per_look=_MOST_STEPS,
             drafting=drafting_of(strategy),
         )
         return make_core(

@@ -9,11 +9,14 @@ from typing import Any
 
 from jaxinfer.engine.sequence import EngineSequence
 
+# Steps after which the choice is made anew, where it may change.
+FEW_STEPS = 8
 # Windows of each number of nodes that are measured first; the first one of a program is slower than the next.
 _TRIALS = 2
-# How much the newest window counts in what a step costs: less where it is dearer, since other work on the machine only
-# makes windows slower.
-_NEWEST_CHEAPER, _NEWEST_DEARER = 0.75, 0.25
+# How much the newest window counts in what is common to all steps (other work on the machine and a longer text make all
+# dearer), and in what those of its number of nodes cost beside others, which is seen where others ran just before. More
+# than ``_FARTHEST`` times is no measure.
+_NEWEST_COMMON, _NEWEST_OWN, _FARTHEST = 0.5, 0.5, 3.0
 # How much the newest step counts in what one sequence gains, and in what all of them gain.
 _NEWEST_GAIN, _NEWEST_USUAL = 0.05, 0.01
 # Where drafting has lost it is tried again after so many steps, and after twice as many each time that it loses again.
@@ -26,6 +29,8 @@ _CLOSE = 0.8
 _LEAST_CHANCE, _FIRST_CHANCE = 0.05, 0.5
 # The same of a model that decodes ahead: nobody has one that seldom draws what the target draws.
 _FIRST_CHANCE_AHEAD = 0.9
+# A choice that is better than any other by this factor is made anew less often.
+_CLEAR = 1.25
 # Halvings of the range in which a chance is looked for.
 _HALVINGS = 20
 _PLAIN = 1
@@ -35,11 +40,14 @@ _PLAIN = 1
 class _Seen:
     """What windows of one number of rows have shown, by nodes a step.
 
-    ``costs`` are seconds a step, ``ages`` the steps since a window of so many nodes. What is ``kept`` an earlier
-    process has seen. Drafting that does not pay rests for ``rest`` steps.
+    ``costs`` times what is ``common`` to all are seconds a step, ``ages`` the steps since a window of so many nodes.
+    What is ``kept`` an earlier process has seen; then nothing common is known before the first window. The
+    ``newest`` window's nodes tell whether others ran between. Drafting that does not pay rests for ``rest`` steps.
     """
 
     costs: dict[int, float] = field(default_factory=dict)
+    common: float | None = 1.0
+    newest: int = 0
     windows: dict[int, int] = field(default_factory=dict)
     ages: dict[int, int] = field(default_factory=dict)
     kept: set[int] = field(default_factory=set)
@@ -80,6 +88,21 @@ class Pace:
                 return width
         return best
 
+    def steps(self, sequences: Sequence[EngineSequence], nodes: int, most: int) -> int:
+        """Return how many steps a window of so many nodes should have, at most ``most``, or `FEW_STEPS`.
+
+        Few where they are a trial, and where the next few may show that others are better. Plain steps show nothing.
+        """
+        seen, few = self._seen(sequences), min(most, FEW_STEPS)
+        if not self._is_known(seen, nodes):
+            return few
+        known = [width for width in self._widths if self._is_known(seen, width)]
+        rates = {width: self._rate(sequences, seen, width) for width in known}
+        rate, others = rates.pop(nodes), max(rates.values(), default=0.0)
+        if nodes == _PLAIN:
+            return most if rate >= others else few
+        return max(most // 2, few) if rate >= _CLEAR * others else few
+
     def ran(self, sequences: Sequence[EngineSequence], nodes: int, steps: int, seconds: float | None) -> None:
         """Note what a window took, after what its sequences have `gained`; None where that tells nothing."""
         seen = self._seen(sequences)
@@ -87,12 +110,8 @@ class Pace:
             seen.ages[width] = 0 if width == nodes else seen.ages.get(width, 0) + steps
         if seconds is None:
             return
-        cost = seconds / max(steps, 1)
-        before = cost if nodes in seen.kept else seen.costs.get(nodes, cost)
-        seen.kept.discard(nodes)
         is_trial = not self._is_known(seen, nodes)
-        share = _NEWEST_CHEAPER if cost < before else _NEWEST_DEARER
-        seen.costs[nodes] = min(before, cost) if is_trial else before + share * (cost - before)
+        self._note_cost(seen, nodes, seconds / max(steps, 1), is_trial)
         seen.windows[nodes] = seen.windows.get(nodes, 0) + 1
         if nodes != _PLAIN and not is_trial and _PLAIN in seen.costs:
             pays = self._best_of(sequences, seen, list(seen.costs)) != _PLAIN
@@ -128,7 +147,11 @@ class Pace:
     def costs(self) -> dict[str, dict[str, float]]:
         """Return the seconds a step that have been measured, by powers of two of rows and by nodes."""
         return {
-            str(power): {str(width): seen.costs[width] for width in self._widths if self._is_known(seen, width)}
+            str(power): {
+                str(width): seen.costs[width] * (seen.common or 1.0)
+                for width in self._widths
+                if self._is_known(seen, width)
+            }
             for power, seen in sorted(self._by_rows.items())
         }
 
@@ -141,8 +164,24 @@ class Pace:
         whole = all(set(each) <= set(self._widths) and all(map(_is_cost, each.values())) for each in found.values())
         if whole:
             for power, each in found.items():
-                self._by_rows[power] = _Seen(each, dict.fromkeys(each, _TRIALS), kept=set(each))
+                self._by_rows[power] = _Seen(each, common=None, windows=dict.fromkeys(each, _TRIALS), kept=set(each))
         return whole
+
+    def _note_cost(self, seen: _Seen, nodes: int, cost: float, is_trial: bool) -> None:
+        """Note what a step of a window cost."""
+        if seen.common is None:
+            seen.common = cost / seen.costs[nodes]
+        elif is_trial:
+            seen.costs[nodes] = min(seen.costs.get(nodes, float("inf")), cost / seen.common)
+        elif nodes in seen.kept:
+            seen.costs[nodes] = cost / seen.common
+        else:
+            found = min(max(cost / (seen.costs[nodes] * seen.common), 1 / _FARTHEST), _FARTHEST)
+            own = _NEWEST_OWN if nodes != seen.newest else 0.0
+            seen.costs[nodes] *= found**own
+            seen.common *= found ** ((1 - own) * _NEWEST_COMMON)
+        seen.newest = nodes
+        seen.kept.discard(nodes)
 
     def _usual_of(self, nodes: int) -> float:
         """Return the chance of a draft among so many nodes: if these have not run yet, what others have shown."""

@@ -24,9 +24,9 @@ from jaxinfer.ops.backend import Backend
 from jaxinfer.sampling.arrays import SamplingArrays
 from jaxinfer.sampling.params import SamplingParams
 
-# Tables and whole prompts are padded to this many slots, or 4 times as many, or 16 times: few programs, for which a
-# step looks at no more than 4 times the slots that are there.
-_LEAST_SLOTS = 256
+# Tables and whole prompts are padded to this many slots, or 4 times as many, or 16 times: few programs, and what a step
+# does for a slot that is not there is next to nothing.
+_LEAST_SLOTS = 1024
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,12 @@ def integers(*shape: int) -> jax.ShapeDtypeStruct:
 
 
 def levels_from(count: int, most: int) -> list[int]:
-    """Return what so many slots may be padded to: `_LEAST_SLOTS` times a power of 4, or the most there is."""
+    """Return what so many slots may be padded to: the most there is, and 4^n times `_LEAST_SLOTS` up to its half."""
     level = _LEAST_SLOTS
     while level < count:
         level *= 4
     levels = []
-    while level < most:
+    while 2 * level <= most:
         levels.append(level)
         level *= 4
     return [*levels, most]

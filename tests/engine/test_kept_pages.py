@@ -88,6 +88,31 @@ def test_prompts_begin_with_a_prefix_that_is_held(lm, strategy):
     assert lm._kept_pages._core.scheduler.held.pool.in_use == 0
 
 
+def test_windows_are_long_unless_somebody_reads_along(lm):
+    lm.generate("A", max_new_tokens=4, reuse=True)
+    device, windows = lm._kept_pages._core._device, []
+    start, lm._kept_pages._core._step_seconds = device.start, 1e-3
+
+    def watched(slots, pages, max_steps, nodes):
+        windows.append(max_steps)
+        return start(slots, pages, max_steps, nodes)
+
+    device.start = watched
+    asked = {"max_new_tokens": 60, "sampling": SamplingParams(ignore_eos=True), "reuse": True}
+    (expected,) = lm.generate("The old man", **asked)
+    assert windows[0] == 32
+    windows.clear()
+    *pieces, last = lm.stream("The old man", **asked)
+    assert set(windows) <= set(range(1, 9))
+    assert len(pieces) >= 6
+    assert last.result.tokens == expected.tokens
+    # A step that takes long is looked at soon.
+    windows.clear()
+    lm._kept_pages._core._step_seconds = 0.1
+    lm.generate("The old man", **asked)
+    assert windows[0] == 8
+
+
 @pytest.mark.exhaustive
 def test_several_samples_and_an_unread_stream(lm):
     options = {"max_new_tokens": 20, "sampling": SamplingParams(temperature=0.9, n=3, logprobs=True)}

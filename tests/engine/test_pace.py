@@ -64,6 +64,35 @@ def test_as_many_nodes_are_verified_as_pay_best():
         assert chosen.count(best) >= 0.95 * len(chosen)
 
 
+@pytest.mark.parametrize(("busy", "best"), [(1.5, 1), (0.6, 4)])
+def test_what_makes_all_steps_dearer_changes_no_choice(busy, best):
+    """A longer text, or other work on the machine, while one number of nodes ran: the others cost as much more now."""
+    pace, (one,), costs = Pace((1, 4)), sequences(1), {1: busy, 4: 1.6 * busy}
+    gain = 1.5 if best == 1 else 1.7
+    _, _, before = simulate(1, lambda index: {4: gain}, {4: 1.6}, 60, pace)
+    assert before[-1] == best
+    chosen = []
+    for _ in range(24):
+        chosen.append(pace.nodes([one]))
+        if chosen[-1] == 4:
+            pace.gained(one, 4, round(8 * gain), 8)
+        pace.ran([one], chosen[-1], 8, 8 * costs[chosen[-1]])
+    assert chosen.count(best) >= 22
+    assert pace.costs()["0"]["4"] / pace.costs()["0"]["1"] == pytest.approx(1.6, rel=0.1)
+
+
+def test_looks_are_rare_where_the_choice_is_clear():
+    """Plain steps show nothing of drafts; these are looked at twice as often, and while others come near, each time."""
+    for gain, steps in ((1.2, 32), (1.9, 8), (3.0, 16)):
+        pace, (one,) = Pace((1, 4)), sequences(1)
+        assert pace.steps([one], 1, 32) == 8
+        simulate(1, lambda index, gain=gain: {4: gain}, {4: 1.6}, 20, pace)
+        best = 1 if steps == 32 else 4
+        assert pace.steps([one], best, 32) == steps
+        assert pace.steps([one], 5 - best, 32) == 8
+        assert pace.steps([one], best, 3) == 3
+
+
 def test_what_few_nodes_give_tells_what_many_would():
     """A text that takes no drafts of four nodes is not tried with eight; one that takes many is."""
     pace, (good, bad) = Pace(THREE), sequences(2)

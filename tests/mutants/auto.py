@@ -53,8 +53,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "costs that are known are tried again",
         _PACE,
-        "_Seen(each, dict.fromkeys(each, _TRIALS), kept=set(each))",
-        "_Seen(each, kept=set(each))",
+        "windows=dict.fromkeys(each, _TRIALS), ",
+        "",
         _KNOWN,
     ),
     Fault(

@@ -384,8 +384,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a request waits for the program that fits it",
         _DEVICE,
-        "shape = shapes[-1]",
-        "shape = shapes[0]",
+        "return shapes[-1]",
+        "return shapes[0]",
         f"{_WARM}::test_larger_programs_run_until_those_that_fit_are_there",
     ),
     Fault(
@@ -478,5 +478,33 @@ FAULTS: tuple[Fault, ...] = (
         "            self._failed.add(_key(name, rest[2:]))\n",
         "            pass\n",
         "tests/decoding/programs/test_prepared_programs.py::test_what_cannot_be_compiled_is_tried_once_and_raises_where_it_runs",
+    ),
+    Fault(
+        "a window that somebody reads is as long as others",
+        _CORE,
+        "steps <= FEW_STEPS or any(sequence.origin.callback is not None for sequence in sequences)",
+        "steps <= FEW_STEPS",
+        f"{_KEEPS}::test_windows_are_long_unless_somebody_reads_along",
+    ),
+    Fault(
+        "what all steps cost more is counted for those that ran",
+        _PACE,
+        "own = _NEWEST_OWN if nodes != seen.newest else 0.0",
+        "own = 1.0",
+        f"{_PACES}::test_what_makes_all_steps_dearer_changes_no_choice",
+    ),
+    Fault(
+        "drafts that may soon lose are looked at seldom",
+        _PACE,
+        "rate >= _CLEAR * others",
+        "rate >= others",
+        f"{_PACES}::test_looks_are_rare_where_the_choice_is_clear",
+    ),
+    Fault(
+        "the widest program of windows is waited for",
+        _DEVICE,
+        "ready or [min(self.strategies)]",
+        "ready or [self.strategy.num_nodes]",
+        f"{_WARM}::test_plain_steps_come_first_and_drafts_once_their_programs_are_there",
     ),
 )
