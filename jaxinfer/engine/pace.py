@@ -17,8 +17,11 @@ _TRIALS = 2
 # dearer), and in what those of its number of nodes cost beside others, which is seen where others ran just before. More
 # than ``_FARTHEST`` times is no measure.
 _NEWEST_COMMON, _NEWEST_OWN, _FARTHEST = 0.5, 0.5, 3.0
-# How much the newest step counts in what one sequence gains, and in what all of them gain.
-_NEWEST_GAIN, _NEWEST_USUAL = 0.05, 0.01
+# How much the newest step counts in what one sequence gains, at the least, and in what all of them gain. What is usual
+# counts as so many steps of a sequence's own: it may gain far more or less, as 8 steps tell half.
+_NEWEST_GAIN, _NEWEST_USUAL, _STEPS_OF_USUAL = 0.05, 0.01, 8
+# By how much drafts may lose, going by what is usual, to be tried in a text that nothing is known of.
+_HOPE = 0.15
 # Where drafting has lost it is tried again after so many steps, and after twice as many each time that it loses again.
 _FIRST_REST, _LONGEST_REST = 64, 1024
 # What other numbers of nodes cost is measured anew after so many steps, and what an earlier process has found after
@@ -80,6 +83,10 @@ class Pace:
         rates = {width: self._rate(sequences, seen, width) for width in ready}
         best = max(ready, key=lambda width: rates[width])
         drafting = [width for width in ready if width != _PLAIN]
+        if best == _PLAIN and drafting:
+            hopeful = max(drafting, key=lambda width: rates[width])
+            if _hope(sequences) * rates[hopeful] > rates[_PLAIN]:
+                return hopeful
         for width in sorted(ready, key=lambda width: -rates[width]):
             is_next_best = best == _PLAIN and bool(drafting) and width == self._best_of(sequences, seen, drafting)
             longest = _LONGEST_CLOSE if rates[width] >= _CLOSE * rates[best] else _LONGEST_WITHOUT
@@ -125,17 +132,18 @@ class Pace:
         usual = self._usual.get(nodes, found)
         factor = found / max(usual, _LEAST_CHANCE)
         if nodes == self._ahead:
-            sequence.gain_ahead = _moved(sequence.gain_ahead, factor, steps, _NEWEST_GAIN)
+            sequence.gain_ahead = _moved(sequence.gain_ahead, factor, _share(sequence.steps_ahead, steps))
+            sequence.steps_ahead += steps
         else:
-            sequence.gain = _moved(sequence.gain, factor, steps, _NEWEST_GAIN)
-        self._usual[nodes] = _moved(usual, found, steps, _NEWEST_USUAL)
+            self._note_gain(sequence, factor, steps)
+        self._usual[nodes] = _moved(usual, found, 1 - (1 - _NEWEST_USUAL) ** steps)
 
     def drafted(self, sequence: EngineSequence, nodes: int, tokens: int, steps: int) -> None:
         """Note how many tokens the model that decodes ahead drafted in so many steps of its own, if it did."""
         if nodes == self._ahead and steps:
             found = _chance(tokens / steps, self._own_nodes)
             factor = found / max(self._usual_of(self._own_nodes), _LEAST_CHANCE)
-            sequence.gain = _moved(sequence.gain, factor, steps, _NEWEST_GAIN)
+            self._note_gain(sequence, factor, steps)
 
     def tokens_per_step(self, sequence: EngineSequence, nodes: int) -> float:
         """Return how many tokens a step of so many nodes should give a sequence."""
@@ -166,6 +174,10 @@ class Pace:
             for power, each in found.items():
                 self._by_rows[power] = _Seen(each, common=None, windows=dict.fromkeys(each, _TRIALS), kept=set(each))
         return whole
+
+    def _note_gain(self, sequence: EngineSequence, factor: float, steps: int) -> None:
+        sequence.gain = _moved(sequence.gain, factor, _share(sequence.steps_drafted, steps))
+        sequence.steps_drafted += steps
 
     def _note_cost(self, seen: _Seen, nodes: int, cost: float, is_trial: bool) -> None:
         """Note what a step of a window cost."""
@@ -222,6 +234,17 @@ def _chance(tokens: float, nodes: int) -> float:
     return least
 
 
-def _moved(before: float, newest: float, steps: int, share: float) -> float:
-    """Return a mean in which each newest step counts for a share."""
-    return before + (1 - (1 - share) ** steps) * (newest - before)
+def _hope(sequences: Sequence[EngineSequence]) -> float:
+    """Return how many times more than it seems drafting may gain: less, the more steps have been seen."""
+    unknown = (_STEPS_OF_USUAL / (_STEPS_OF_USUAL + each.steps_drafted + each.steps_ahead) for each in sequences)
+    return 1 + _HOPE * sum(unknown) / len(sequences)
+
+
+def _share(before: int, steps: int) -> float:
+    """Return how much so many new steps of a sequence count, after others before."""
+    return max(steps / (_STEPS_OF_USUAL + before + steps), 1 - (1 - _NEWEST_GAIN) ** steps)
+
+
+def _moved(before: float, newest: float, share: float) -> float:
+    """Return a mean in which what is newest counts for a share."""
+    return before + share * (newest - before)

@@ -81,6 +81,34 @@ def test_what_makes_all_steps_dearer_changes_no_choice(busy, best):
     assert pace.costs()["0"]["4"] / pace.costs()["0"]["1"] == pytest.approx(1.6, rel=0.1)
 
 
+@pytest.mark.parametrize(("gain", "then"), [(1.5, 1), (3.0, 4)])
+def test_a_new_text_is_tried_where_drafts_hardly_lose(gain, then):
+    """Most texts gain less than a step costs, by a tenth; the next one gains as little, or twice as much."""
+    pace, costs = Pace((1, 4)), {4: 1.65}
+    for _ in range(20):
+        simulate(1, lambda index: {4: 1.5}, costs, 6, pace)
+    _, _, chosen = simulate(1, lambda index: {4: gain}, costs, 6, pace)
+    assert chosen[0] == 4
+    assert chosen[2:] == [then] * 4
+    # Where they lose by far, no text is.
+    pace = Pace((1, 4))
+    for _ in range(20):
+        _, _, chosen = simulate(1, lambda index: {4: 1.25}, {4: 2.0}, 6, pace)
+    assert chosen == [1] * 6
+
+
+def test_half_of_what_eight_steps_gain_is_believed():
+    pace, (one, other) = Pace((1, 4)), sequences(2)
+    simulate(1, lambda index: {4: 1.75}, {4: 1.2}, 40, pace)
+    pace.gained(one, 4, 26, 8)
+    assert one.gain == pytest.approx((1 + 0.904 / 0.474) / 2, rel=0.05)
+    for _ in range(10):
+        pace.gained(one, 4, 8, 8)
+    assert one.gain < 0.2
+    pace.drafted(other, 4, 0, 0)
+    assert other.gain == 1.0
+
+
 def test_looks_are_rare_where_the_choice_is_clear():
     """Plain steps show nothing of drafts; these are looked at twice as often, and while others come near, each time."""
     for gain, steps in ((1.2, 32), (1.9, 8), (3.0, 16)):

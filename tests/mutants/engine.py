@@ -125,7 +125,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "what a text gains from few nodes says nothing of many",
         _PACE,
-        "        else:\n            sequence.gain = _moved(sequence.gain, factor, steps, _NEWEST_GAIN)\n",
+        "        else:\n            self._note_gain(sequence, factor, steps)\n",
         "",
         f"{_PACES}::test_what_few_nodes_give_tells_what_many_would",
     ),
@@ -506,5 +506,19 @@ FAULTS: tuple[Fault, ...] = (
         "ready or [min(self.strategies)]",
         "ready or [self.strategy.num_nodes]",
         f"{_WARM}::test_plain_steps_come_first_and_drafts_once_their_programs_are_there",
+    ),
+    Fault(
+        "a new text is taken to gain what others did",
+        _PACE,
+        "_hope(sequences) * rates[hopeful] > rates[_PLAIN]",
+        "rates[hopeful] > rates[_PLAIN]",
+        f"{_PACES}::test_a_new_text_is_tried_where_drafts_hardly_lose",
+    ),
+    Fault(
+        "a text's first steps count as little as later ones",
+        _PACE,
+        "max(steps / (_STEPS_OF_USUAL + before + steps), 1 - (1 - _NEWEST_GAIN) ** steps)",
+        "1 - (1 - _NEWEST_GAIN) ** steps",
+        f"{_PACES}::test_half_of_what_eight_steps_gain_is_believed",
     ),
 )
