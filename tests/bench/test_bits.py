@@ -35,8 +35,9 @@ def test_on_a_cpu_every_comparison_is_promised_and_equal(model):
     assert lines[-1].startswith("equal   prompt_lookup, in a batch of 2: ")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("is_promised", [True, False])
+@pytest.mark.parametrize(
+    "is_promised", [pytest.param(True, marks=pytest.mark.slow), pytest.param(False, marks=pytest.mark.exhaustive)]
+)
 def test_a_bit_that_differs_is_named_and_fails_if_it_is_promised(model, monkeypatch, is_promised):
     """One log-probability of a batch is made the next larger number."""
     generate = model.generate

@@ -75,7 +75,7 @@ def keep(reports: list[LatencyReport], report: LatencyReport) -> LatencyReport:
     return report
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parity
 def test_transformers_runs_beside_on_the_same_checkpoint(tiny_llama_folder: Callable[..., Path]) -> None:
     pytest.importorskip("torch")

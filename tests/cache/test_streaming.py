@@ -90,7 +90,7 @@ def test_the_reference_tells_other_caches_apart(case):
         assert np.abs(other_TV - expected_TV).max() > 1e-2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_drafting_changes_no_token_of_a_sampled_text():
     config = CONFIGS["llama"]
     lm = LanguageModel(config, random_params(config), float32_backend(), cache=LAYOUT)

@@ -28,7 +28,7 @@ from tests.decoding.strategy_cases import CASES
 DTYPES, BATCHES, CUTS, MAX_LENGTHS = ("float32", "bfloat16", "float16"), (2, 5, 17), (16, 32, 256), (160, 256)
 NUM_NEW = 24
 # Drafts of the model's own layers, and a sum of drafters; the second shares its model with a test below.
-WIDE = ("layerskip", "medusa+jacobi")
+WIDE = ("layerskip",)
 # The first prompts are of one token and of one that ends on a cut; others cross cuts.
 LENGTHS = (1, 32, 17, 70, 33, 5, 64, 16, 100, 2, 48, 31, 9, 90, 15, 65, 3)
 Texts = list[tuple[list[int], bytes]]

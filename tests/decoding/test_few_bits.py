@@ -90,12 +90,13 @@ def test_texts_are_those_of_plain_decoding_on_the_same_weights(plain, quantized,
     check(plain, quantized, form, name)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("form", "name"),
     [
-        pytest.param("int8, rows in int8", "prompt_lookup", marks=pytest.mark.slow),
-        pytest.param("int4, rows in int8", "prompt_lookup", marks=pytest.mark.exhaustive),
-        pytest.param("int8, rows in int8", "layerskip", marks=pytest.mark.exhaustive),
+        ("int8, rows in int8", "prompt_lookup"),
+        ("int4, rows in int8", "prompt_lookup"),
+        ("int8, rows in int8", "layerskip"),
     ],
 )
 def test_texts_are_those_of_plain_decoding_where_rows_are_rounded_too(plain, quantized, form, name):

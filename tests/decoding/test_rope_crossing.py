@@ -80,7 +80,7 @@ def test_a_cache_that_is_not_renewed_gives_other_texts(lm, requests, batch, monk
         assert (row.tokens == other.tokens) == (length > ORIGINAL)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_row_is_the_same_alone(lm, requests, batch):
     check_same([run(lm, [requests[row]])[0] for row in (1, 4)], [batch[1], batch[4]])
 

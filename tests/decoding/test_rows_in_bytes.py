@@ -78,7 +78,7 @@ def test_a_cache_in_bytes_holds_bytes_and_changes_little(made):
     assert 0 < np.abs(logits - others).mean() < 0.01 * others.std()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_streaming_cache_in_bytes_changes_little(made):
     """Sinks use queries of their own, which are turned back before they are evened out."""
     lm, _ = made("granite", "int8")

@@ -56,7 +56,7 @@ def endless(seed: int = 0) -> SamplingParams:
     return SamplingParams(temperature=1.5, seed=seed, ignore_eos=True)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_results_are_those_of_generate(lm, engine):
     jobs = [(prompt, sampling) for prompt in PROMPTS for sampling in SAMPLED]
     requests = [engine.submit(prompt, max_new_tokens=30, sampling=sampling) for prompt, sampling in jobs]

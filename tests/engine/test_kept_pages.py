@@ -145,7 +145,7 @@ def test_threads_may_call_at_the_same_time(lm):
     assert fields(found) == fields(expected)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_cannot_be_kept_is_told_or_runs_as_ever(lm):
     with pytest.raises(InvalidOption, match="shorten it"):
         lm.prefix(STORY * 3)

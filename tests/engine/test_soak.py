@@ -19,7 +19,7 @@ OPTIONS = {"max_rows": 4, "page_size": 8, "pages": 16, "prefill_chunk": 16, "ste
 
 @pytest.mark.parametrize(
     ("count", "compared"),
-    [pytest.param(96, 8, marks=pytest.mark.slow), pytest.param(20_000, 200, marks=pytest.mark.exhaustive)],
+    [pytest.param(48, 8, marks=pytest.mark.slow), pytest.param(20_000, 200, marks=pytest.mark.exhaustive)],
 )
 @pytest.mark.timeout(3600)
 def test_no_request_is_lost_and_no_page_leaks(trained_folder, count, compared):

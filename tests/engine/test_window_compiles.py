@@ -25,7 +25,7 @@ from tests.planning.test_strategies_compile import check_in_place
 pytestmark = pytest.mark.tpu_compile
 
 BACKEND = choose_backend("bfloat16", platform="tpu")
-CONFIG = replace(LLAMA_2_7B, num_layers=4)
+CONFIG = replace(LLAMA_2_7B, num_layers=2)
 ROWS, SLOTS, PAGE, PAGES = 8, 2048, 128, 129
 
 

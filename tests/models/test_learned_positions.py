@@ -24,7 +24,7 @@ def lm(folder):
     return jaxinfer.load(folder, dtype="float32")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_text_ends_where_the_positions_do_however_it_is_drafted(lm):
     sampling = SamplingParams(ignore_eos=True)
     plain = lm.generate(PROMPTS, max_new_tokens=99, sampling=sampling)

@@ -109,7 +109,7 @@ def test_a_layer_of_a_stack_is_multiplied(name):
     assert np.abs(again - exact).max() < 1e-5 * exact.std()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_models_logits_are_those_of_the_cpu():
     """Up to rows that are rounded to other bfloat16 numbers; kernels lie by columns, and tables do not."""
 

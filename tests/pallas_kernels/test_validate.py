@@ -84,7 +84,7 @@ def test_what_is_wrong_is_said_written_and_returned(change, reason, monkeypatch,
     assert reason in report["cases"][0]["failure"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_does_not_fit_is_skipped_and_nothing_run_is_no_pass(monkeypatch, tmp_path):
     large = dataclasses.replace(CASE, arguments=(jax.ShapeDtypeStruct((1 << 15, 1 << 18), jnp.float32),))
     assert check_case(large, CHIPS["v5e"]).skipped == "it takes about 96 GiB"

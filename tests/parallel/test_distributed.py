@@ -93,7 +93,7 @@ print(json.dumps({"led": led, "refused": refused, "preemptions": preemptions, "o
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_processes_share_an_engine_or_each_has_one_on_its_own_groups_of_devices(folder):
     """The first process leads where they share one; else process 1 serves one prompt more, and nobody waits for it."""
     given, address = [PROMPTS[:2], PROMPTS], f"127.0.0.1:{free_port()}"

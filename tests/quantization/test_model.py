@@ -64,7 +64,7 @@ def test_a_quantized_model_is_nearer_to_itself_and_decodes_alike_by_every_strate
     assert (plain.tokens, plain.logprobs) == (drafted.tokens, drafted.logprobs)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_layer_is_calibrated_on_what_the_layers_before_it_make_of_the_texts(toy):
     config, backend = toy.config, replace(toy.backend, scan_layers=False)
     decoder, seen = Decoder(config, backend), []

@@ -52,7 +52,7 @@ def uneven() -> LanguageModel:
     return LanguageModel(TINY_LLAMA, params, float32_backend())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_rows_in_bytes_lose_less_of_smoothed_inputs(uneven):
     smooth = quantize(uneven, "int8", method="smoothquant", activations="int8", **ASKED)
     assert smooth.backend.activations == "int8"

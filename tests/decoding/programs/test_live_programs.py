@@ -151,7 +151,7 @@ def test_a_program_that_is_dropped_while_it_runs_ends() -> None:
     assert jnp.array_equal(running, jax.jit(slow)(None, vector))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_engine_serves_the_same_with_few_programs(
     tiny_llama_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

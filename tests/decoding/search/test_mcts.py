@@ -81,7 +81,7 @@ def test_a_value_that_is_the_same_for_all_texts_leaves_the_text_of_plain_decodin
     assert [found[row].logprobs for row in rows] == [plain[row].logprobs for row in rows]
 
 
-@pytest.mark.parametrize("policy", ["gumbel", pytest.param("puct", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("policy", ["gumbel", pytest.param("puct", marks=pytest.mark.exhaustive)])
 def test_texts_are_worth_more_than_plain_ones_and_are_each_rows_own(lm, plain, policy):
     strategy = replace(SEARCH, policy=policy)
     found, compiled = written(lm, strategy), lm.programs.compilations

@@ -13,7 +13,7 @@ from tests.ops.test_grouped_experts import CROWDED, TPU, expected, run
 
 @pytest.mark.parametrize(
     "mesh",
-    [MeshConfig(expert=2, tensor=2), *(pytest.param(MeshConfig(expert=3), marks=pytest.mark.slow),)],
+    [MeshConfig(expert=2, tensor=2), pytest.param(MeshConfig(expert=3), marks=pytest.mark.exhaustive)],
     ids=str,
 )
 def test_every_token_gets_its_experts_wherever_they_are(mesh):

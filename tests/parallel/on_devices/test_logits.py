@@ -88,14 +88,8 @@ def test_texts_of_these_tests_are_screened(single, model):
     check_screened(single(model).lm, single(model).asked)
 
 
-@pytest.mark.parametrize(
-    "split",
-    [
-        pytest.param(Split("sequence=4", "gemma2"), marks=pytest.mark.slow),
-        pytest.param(Split("sequence=3", "llama"), marks=pytest.mark.exhaustive),
-    ],
-    ids=name_of,
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("split", [Split("sequence=4", "gemma2"), Split("sequence=3", "llama")], ids=name_of)
 def test_what_does_not_go_around_a_ring_is_prefilled_chunk_by_chunk(single, split, monkeypatch):
     """Layers with a window keep rings of slots of their own; three devices have no six parts of 128 tokens."""
     monkeypatch.setattr(programs, "PREFILL_CHUNK", 32)

@@ -107,13 +107,8 @@ def drawn_table(seed: int) -> TokenTable:
     return TokenTable(classes_V, next_NC.astype(np.int32), only_N.astype(np.int32))
 
 
-@pytest.mark.parametrize(
-    "mesh",
-    [
-        pytest.param("data=2,tensor=2", marks=pytest.mark.slow),
-        pytest.param("sequence=2,tensor=2", marks=pytest.mark.exhaustive),
-    ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("mesh", ["data=2,tensor=2", "sequence=2,tensor=2"])
 def test_grammars_let_the_same_tokens_come_as_on_one_device(mesh):
     one = make_model("llama", num_layers=1)
     prompts = random_prompts()[:4]

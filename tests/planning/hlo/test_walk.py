@@ -178,7 +178,7 @@ def test_a_scanned_stack_is_read_once_and_a_donated_cache_written_by_its_new_row
     assert "all-reduce" not in counted.collectives
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.tpu_compile
 def test_a_step_of_decode_reads_its_weights_and_its_cache_once():
     config = dataclasses.replace(LLAMA_2_7B, num_layers=4, model_dim=1024, ffn_dim=2048, num_heads=8, num_kv_heads=8)

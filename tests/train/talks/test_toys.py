@@ -65,7 +65,7 @@ def measured(tmp_path):
     return "--data", tmp_path / "data", "--prompts", 1, "--repeats", 1, "--max-new-tokens", 12
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_trees_are_measured_pruned_and_not(make, measured, tmp_path, tiny_llama_folder):
     shape = StreamsConfig(num_streams=2, num_layers=1, rank=4, exit_rank=5)
     config = replace(TINY_LLAMA, vocab_size=258)
