@@ -20,7 +20,8 @@ _NEWEST_COMMON, _NEWEST_OWN, _FARTHEST = 0.5, 0.5, 3.0
 # How much the newest step counts in what one sequence gains, at the least, and in what all of them gain. What is usual
 # counts as so many steps of a sequence's own: it may gain far more or less, as 8 steps tell half.
 _NEWEST_GAIN, _NEWEST_USUAL, _STEPS_OF_USUAL = 0.05, 0.01, 8
-# By how much drafts may lose, going by what is usual, to be tried in a text that nothing is known of.
+# By how much drafts may lose, going by what is usual, to be tried in a text that nothing is known of; and by how much more
+# while they have run in as few windows as the first trials.
 _HOPE = 0.15
 # Where drafting has lost it is tried again after so many steps, and after twice as many each time that it loses again.
 _FIRST_REST, _LONGEST_REST = 64, 1024
@@ -32,8 +33,6 @@ _CLOSE = 0.8
 _LEAST_CHANCE, _FIRST_CHANCE = 0.05, 0.5
 # The same of a model that decodes ahead: nobody has one that seldom draws what the target draws.
 _FIRST_CHANCE_AHEAD = 0.9
-# A choice that is better than any other by this factor is made anew less often.
-_CLEAR = 1.25
 # Halvings of the range in which a chance is looked for.
 _HALVINGS = 20
 _PLAIN = 1
@@ -85,7 +84,7 @@ class Pace:
         drafting = [width for width in ready if width != _PLAIN]
         if best == _PLAIN and drafting:
             hopeful = max(drafting, key=lambda width: rates[width])
-            if _hope(sequences) * rates[hopeful] > rates[_PLAIN]:
+            if _hope(sequences, seen.windows[hopeful]) * rates[hopeful] > rates[_PLAIN]:
                 return hopeful
         for width in sorted(ready, key=lambda width: -rates[width]):
             is_next_best = best == _PLAIN and bool(drafting) and width == self._best_of(sequences, seen, drafting)
@@ -96,19 +95,17 @@ class Pace:
         return best
 
     def steps(self, sequences: Sequence[EngineSequence], nodes: int, most: int) -> int:
-        """Return how many steps a window of so many nodes should have, at most ``most``, or `FEW_STEPS`.
+        """Return how many steps a window of so many nodes should have: at most ``most``, or `FEW_STEPS` for a trial.
 
-        Few where they are a trial, and where the next few may show that others are better. Plain steps show nothing.
+        Half as many where drafts are seen, which may show that others are better. Plain steps show nothing.
         """
         seen, few = self._seen(sequences), min(most, FEW_STEPS)
         if not self._is_known(seen, nodes):
             return few
         known = [width for width in self._widths if self._is_known(seen, width)]
-        rates = {width: self._rate(sequences, seen, width) for width in known}
-        rate, others = rates.pop(nodes), max(rates.values(), default=0.0)
-        if nodes == _PLAIN:
-            return most if rate >= others else few
-        return max(most // 2, few) if rate >= _CLEAR * others else few
+        if nodes != self._best_of(sequences, seen, known):
+            return few
+        return most if nodes == _PLAIN else max(most // 2, few)
 
     def ran(self, sequences: Sequence[EngineSequence], nodes: int, steps: int, seconds: float | None) -> None:
         """Note what a window took, after what its sequences have `gained`; None where that tells nothing."""
@@ -234,10 +231,10 @@ def _chance(tokens: float, nodes: int) -> float:
     return least
 
 
-def _hope(sequences: Sequence[EngineSequence]) -> float:
-    """Return how many times more than it seems drafting may gain: less, the more steps have been seen."""
+def _hope(sequences: Sequence[EngineSequence], windows: int) -> float:
+    """Return how many times more than it seems drafting may gain: less, the more steps and windows have been seen."""
     unknown = (_STEPS_OF_USUAL / (_STEPS_OF_USUAL + each.steps_drafted + each.steps_ahead) for each in sequences)
-    return 1 + _HOPE * sum(unknown) / len(sequences)
+    return 1 + _HOPE * (sum(unknown) / len(sequences) + _TRIALS / windows)
 
 
 def _share(before: int, steps: int) -> float:

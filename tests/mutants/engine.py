@@ -494,11 +494,11 @@ FAULTS: tuple[Fault, ...] = (
         f"{_PACES}::test_what_makes_all_steps_dearer_changes_no_choice",
     ),
     Fault(
-        "drafts that may soon lose are looked at seldom",
+        "what is tried is looked at seldom",
         _PACE,
-        "rate >= _CLEAR * others",
-        "rate >= others",
-        f"{_PACES}::test_looks_are_rare_where_the_choice_is_clear",
+        "if nodes != self._best_of(sequences, seen, known):",
+        "if nodes < 0:",
+        f"{_PACES}::test_looks_are_rare_where_the_choice_is_known",
     ),
     Fault(
         "the widest program of windows is waited for",
@@ -510,7 +510,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a new text is taken to gain what others did",
         _PACE,
-        "_hope(sequences) * rates[hopeful] > rates[_PLAIN]",
+        "_hope(sequences, seen.windows[hopeful]) * rates[hopeful] > rates[_PLAIN]",
         "rates[hopeful] > rates[_PLAIN]",
         f"{_PACES}::test_a_new_text_is_tried_where_drafts_hardly_lose",
     ),
@@ -520,5 +520,12 @@ FAULTS: tuple[Fault, ...] = (
         "max(steps / (_STEPS_OF_USUAL + before + steps), 1 - (1 - _NEWEST_GAIN) ** steps)",
         "1 - (1 - _NEWEST_GAIN) ** steps",
         f"{_PACES}::test_half_of_what_eight_steps_gain_is_believed",
+    ),
+    Fault(
+        "what two windows cost is believed",
+        _PACE,
+        "sum(unknown) / len(sequences) + _TRIALS / windows",
+        "sum(unknown) / len(sequences)",
+        f"{_PACES}::test_a_cost_that_few_windows_have_shown_is_doubted",
     ),
 )
