@@ -122,10 +122,11 @@ def test_looks_are_rare_where_the_choice_is_known():
 
 
 def test_a_cost_that_few_windows_have_shown_is_doubted():
-    """Other work made the first two windows of four nodes look a quarter dearer than they are."""
+    """Other work made the first two windows of four nodes look a third dearer than they are."""
     pace = Pace((1, 4))
-    simulate(1, lambda index: {4: 1.8}, {4: 2.1}, 4, pace)
+    simulate(1, lambda index: {4: 1.8}, {4: 2.2}, 4, pace)
     _, _, chosen = simulate(1, lambda index: {4: 1.8}, {4: 1.6}, 12, pace)
+    assert chosen[0] == 4
     assert chosen[-6:].count(4) >= 5
 
 
