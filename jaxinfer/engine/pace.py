@@ -20,7 +20,7 @@ _NEWEST_COMMON, _NEWEST_OWN, _FARTHEST = 0.5, 0.5, 3.0
 # How much the newest step counts in what one sequence gains, at the least, and in what all of them gain. What is usual
 # counts as so many steps of a sequence's own: it may gain far more or less, as 8 steps tell half.
 _NEWEST_GAIN, _NEWEST_USUAL, _STEPS_OF_USUAL = 0.05, 0.01, 8
-# By how much drafts may lose, going by what is usual, to be tried in a text that nothing is known of; and by as much again
+# By how much drafts may lose, going by what is usual, to be tried in a text that nothing is known of; and as much again
 # while they have run in no more windows than the first trials.
 _HOPE = 0.15
 # Where drafting has lost it is tried again after so many steps, and after twice as many each time that it loses again.
