@@ -223,6 +223,7 @@ def test_weights_in_few_bits_stay_as_they_are_below_adapters(tiny_llama_folder, 
         lm.merge_adapter("a")
 
 
+@pytest.mark.slow
 def test_loading_and_unloading_compile_nothing_within_a_size_and_texts_go_on(model, tmp_path):
     lm = model("opt")
     before = written(lm)

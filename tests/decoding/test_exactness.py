@@ -78,10 +78,11 @@ def test_texts_of_this_file_are_screened(covered, model):
     assert sum(len(row.tokens) < limit for row, limit in zip(one.stopped.oracle, LIMITS)) >= 3
 
 
-# In every run `tests.decoding.strategies.test_sum_of_drafters` has a sum, and the strategies' own files hold these to
+# In CI `tests.decoding.strategies.test_sum_of_drafters` has a sum, and the strategies' own files hold these to
 # plain decoding.
 OTHER_RUNS = {
     "suffix": pytest.mark.slow,
+    "mtp": pytest.mark.slow,
     "auto": pytest.mark.exhaustive,
     "cascade": pytest.mark.exhaustive,
     "dflash": pytest.mark.exhaustive,

@@ -78,7 +78,7 @@ def test_with_a_gate_texts_are_those_of_all_features(gated):
     check(gated, "prompt_lookup")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_texts_are_those_of_all_features(dense):
     check(dense, WIDE)
 

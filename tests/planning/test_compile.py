@@ -89,7 +89,7 @@ def test_rows_over_data_and_heads_over_tensor_share_weights_and_cache_out_and_ga
     assert all(found.bytes <= 2 * 256 * 2 for found in always)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_kernels_are_left_out_where_rows_alone_are_split():
     mesh = MeshConfig(data=8)
     decode = compile_programs(TINY, "v5e:2x4", batch=8, max_len=512, mesh=mesh, prompt_tokens=None)["decode"]

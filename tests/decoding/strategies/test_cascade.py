@@ -104,6 +104,7 @@ def test_a_draft_is_as_long_as_drafts_have_been_right(lm):
         assert steps <= count <= steps + DEPTH * (DEPTH - 1) / 2 + 2 * DEPTH
 
 
+@pytest.mark.slow
 def test_heads_go_on_from_what_the_model_has_taken(lm):
     """Of the chains some were taken in part: the heads read the last hidden state of the text, not of a draft."""
     strategy = with_weights(lm, perturbed(lm.params, 0.3), heads_and_text(lm))

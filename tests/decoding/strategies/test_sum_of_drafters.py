@@ -105,12 +105,14 @@ def test_a_bounded_union_keeps_the_likeliest_nodes_and_their_ancestors(drawn, ga
     assert not left_out or max(left_out) <= min(taken) + 1e-6
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "spec",
     [
-        "prompt_lookup:num_draft_tokens=4+jacobi:num_draft_tokens=3",
-        "lookahead:window=3,ngram=3,guesses=3+prompt_lookup:num_draft_tokens=4+nodes=15",
+        pytest.param("prompt_lookup:num_draft_tokens=4+jacobi:num_draft_tokens=3", marks=pytest.mark.slow),
+        pytest.param(
+            "lookahead:window=3,ngram=3,guesses=3+prompt_lookup:num_draft_tokens=4+nodes=15",
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )
 def test_sums_change_no_token_and_accept_what_either_drafts(trained_folder, spec):

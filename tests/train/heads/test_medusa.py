@@ -56,7 +56,7 @@ def read(path):
     return {line["line"]: line for line in map(json.loads, path.read_text().splitlines())}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_answers_are_what_the_model_generates(trained_model, answers):
     lm, found = trained_model, read(answers)
     assert len(found) == 60
