@@ -28,7 +28,7 @@ from jaxinfer.engine.programs import (
     write_pages,
     write_row,
 )
-from jaxinfer.engine.row_axes import row_axes
+from jaxinfer.engine.row_axes import row_axes, with_rows
 from jaxinfer.engine.shapes import (
     ANY_ENTRY,
     Entry,
@@ -127,6 +127,7 @@ class Device:
         self.strategies = by_nodes(strategy, programs.decoder.backend)
         self._widths = self._sampling_widths([SamplingParams()])
         self._entry_shapes = described(self._state_of(ANY_ENTRY))
+        self._descriptions: dict[Any, Rows] = {}
         self._axes = row_axes(self._described)
         self.reset()
 
@@ -134,7 +135,7 @@ class Device:
         """Begin with empty rows and pools."""
         config, backend = self._programs.decoder.config, self._programs.decoder.backend
         pools = described_pools(config, backend, self._num_pages, self._page_size, self.strategy.features)
-        held = pools, self._described(self._num_rows)
+        held = pools, with_rows(self._described(2), self._axes, self._num_rows)
         made = self._partitioner.create(lambda: jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), held))
         self._pools: Pools = made[0]
         self._rows: Rows = made[1]
@@ -443,9 +444,13 @@ class Device:
         return rows._replace(**{name: np.array([number], np.int32) for name, number in numbers.items()})
 
     def _described(self, batch: int) -> Rows:
-        """Describe what the device holds of so many rows."""
-        one = self._state_of(ANY_ENTRY)
-        return described_rows(self._programs.decoder, self.strategy, self._params, one, batch, self._num_slots)
+        """Describe what the device holds of so many rows, by tracing how a drafter begins: it takes 0.3 s."""
+        key = batch, self._widths
+        if key not in self._descriptions:
+            one, decoder = self._state_of(ANY_ENTRY), self._programs.decoder
+            found = described_rows(decoder, self.strategy, self._params, one, batch, self._num_slots)
+            self._descriptions[key] = found
+        return self._descriptions[key]
 
     def _sampling_widths(self, sampling: Sequence[SamplingParams]) -> tuple[int, ...]:
         config = self._programs.decoder.config

@@ -144,12 +144,13 @@ class KeptPages:
                 with self._lock:
                     core.step()
                 yield []
+            # Not of a text that nobody reads on: the interpreter may be about to exit.
+            self.kept_pace.keep()
             yield [result for handle in handles for result in handle.results(0.0)]
         finally:
             # Of a text that nobody reads on, or that an interrupt has ended; the next step sees it.
             for sequence in sequences:
                 sequence.is_cancelled = True
-            self.kept_pace.keep()
 
     def _core_for(self, params: Params, strategy: Strategy, longest: int, num_rows: int) -> EngineCore:
         """Return a core that has room; texts that run on another one end there."""

@@ -30,6 +30,16 @@ def row_axes(of_batch: Callable[[int], Any]) -> Any:
     return jax.tree.map(axis, of_batch(2), of_batch(3))
 
 
+def with_rows(tree: Any, axes: Any, count: int) -> Any:
+    """Describe arrays like those of a tree, for another number of rows."""
+
+    def resized(leaf: Any, axis: int) -> Any:
+        sizes = (count if at == axis else size for at, size in enumerate(leaf.shape))
+        return jax.ShapeDtypeStruct(tuple(sizes), leaf.dtype)
+
+    return jax.tree.map(resized, tree, axes)
+
+
 def take_batch(tree: Any, axes: Any, rows_B: Int[Array, " B"]) -> Any:
     """Return the given rows of every array."""
     return jax.tree.map(lambda leaf, axis: leaf if axis == SHARED else jnp.take(leaf, rows_B, axis=axis), tree, axes)
