@@ -22,8 +22,9 @@ from jaxinfer.errors import EngineError, InvalidOption, RequestCancelled, Reques
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.results import StreamPiece
 
-# The seconds after which the host looks, if few steps have run by then or more.
-_LONGEST_WINDOW = 0.25
+# Of calls: the most steps of a window while prompts come, and the seconds after which the host looks, if `FEW_STEPS`
+# have run by then or more.
+_STEPS_BETWEEN, _LONGEST_WINDOW = 2, 0.25
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,11 @@ class EngineCore:
     """Runs what the scheduler decides; only one thread may call it.
 
     ``clock`` gives seconds. A sequence's ``origin`` is its `SequenceOutput`, and of one that ``is_prefix`` its
-    `PrefixOutput`. ``kept_pace`` has what earlier cores have learnt of what steps cost.
+    `PrefixOutput`. ``kept_pace`` has what earlier cores have learnt of what steps cost. Where it ``serves_calls``, for
+    whose results their callers wait, the configured steps of a window are the most that are worth it.
     """
+
+    serves_calls = False
 
     def __init__(
         self,
@@ -268,13 +272,17 @@ class EngineCore:
         return self._pace.nodes(sequences, ready)
 
     def _steps(self, window: Window, nodes: int) -> int:
-        """Return the most steps of a window: few where somebody reads along, or a choice should be made anew soon."""
+        """Return the most steps of a window: of calls, few where somebody reads along or what is chosen may change."""
         sequences, steps = window.sequences, window.steps
-        if steps <= FEW_STEPS or any(sequence.origin.callback is not None for sequence in sequences):
+        if not self.serves_calls:
+            return steps
+        if self.scheduler.others_come:
+            return min(steps, _STEPS_BETWEEN)
+        if any(sequence.origin.callback is not None for sequence in sequences):
             return min(steps, FEW_STEPS)
         if self._pace is not None and sequences[0].drafts:
             steps = self._pace.steps(sequences, nodes, steps)
-        return max(min(steps, int(_LONGEST_WINDOW / self._step_seconds)), FEW_STEPS)
+        return min(steps, max(int(_LONGEST_WINDOW / self._step_seconds), FEW_STEPS))
 
     def _decode(self, started: _Started) -> None:
         """Start the window that follows, if it can, and look at the one that has started."""

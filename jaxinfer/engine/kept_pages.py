@@ -182,7 +182,7 @@ class KeptPages:
             steps_per_look=_MOST_STEPS,
             drafting=drafting_of(strategy),
         )
-        return make_core(
+        core = make_core(
             self._programs,
             params,
             strategy,
@@ -193,6 +193,8 @@ class KeptPages:
             rounds_up=True,
             kept_pace=self.kept_pace,
         )
+        core.serves_calls = True
+        return core
 
     def _pin(self, core: EngineCore, name: str) -> None:
         request, (tokens, adapter) = PrefixRequest(), self._held[name]

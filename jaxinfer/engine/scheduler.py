@@ -16,9 +16,8 @@ from jaxinfer.engine.sequence import EngineSequence, Stage
 
 # Sequences that have part of their prompt computed at a time, and how often a longer one lets a shorter one go first.
 _MOST_PREFILLING, _MOST_SKIPS = 4, 4
-# The most steps of a window while prompts come, and how much shorter it is than others. `jaxinfer bench throughput`
-# measures what that is worth.
-_MOST_BETWEEN, _SHORTER = 2, 4
+# How much shorter windows are while prompts come. `jaxinfer bench throughput` measures what that is worth.
+_SHORTER = 4
 # Fewer tokens than these are computed sooner than a page is copied.
 _LEAST_COPIED = 4
 # How many sequences may pass one that does not fit yet.
@@ -105,6 +104,11 @@ class Scheduler:
         alive = (*self.waiting, *self.prefilling, *self.running)
         return [each for each in alive if each.is_cancelled or (each.deadline is not None and now >= each.deadline)]
 
+    @property
+    def others_come(self) -> bool:
+        """Whether prompts are computed, or can be: rows that wait for them are idle."""
+        return bool(self.prefilling or (self.waiting and self._free_slots))
+
     def next_deadline(self) -> float | None:
         """Return when the next sequence expires."""
         alive = (*self.waiting, *self.prefilling, *self.running)
@@ -117,10 +121,7 @@ class Scheduler:
         """
         if self._was_chunk:
             self._was_chunk = False
-            # Rows that wait for prompts are idle.
-            others_come = bool(self.prefilling or (self.waiting and self._free_slots))
-            most = self.config.steps_per_look
-            window = self._window(now, min(most // _SHORTER, _MOST_BETWEEN) if others_come else most)
+            window = self._window(now, self.config.steps_per_look // (_SHORTER if self.others_come else 1))
             if window is not None:
                 return window
         action = self._next_prefill(now)

@@ -25,10 +25,9 @@ class EngineSequence:
     rotary positions are for. ``saved`` is what the host keeps of a sequence that had to make room. One that ``drafts``
     may be decoded with the engine's strategy; its drafter ``rests`` after windows without, and its ``gain`` is how
     likely drafts were right for it of late, where 1 is usual, ``gain_ahead`` those of a model that decodes ahead, as
-    ``steps_drafted`` and ``steps_ahead`` have shown. It
-    waits for its ``leader``, which has the same prompt, to have computed it. ``fork`` names a page whose beginning
-    serves and the own page to copy it to. ``origin`` is what the scheduler need not know: the request that it belongs
-    to.
+    ``steps_drafted`` and ``steps_ahead`` have shown. It waits for its ``leader``, which has the same prompt, to have
+    computed it. ``fork`` names a page whose beginning serves and the own page to copy it to. ``origin`` is what the
+    scheduler need not know: the request that it belongs to.
     """
 
     number: int

@@ -24,8 +24,8 @@ from jaxinfer.ops.backend import Backend
 from jaxinfer.sampling.arrays import SamplingArrays
 from jaxinfer.sampling.params import SamplingParams
 
-# Tables and whole prompts are padded to this many slots, or 4 times as many, or 16 times: few programs, and what a step
-# does for a slot that is not there is next to nothing.
+# Tables and whole prompts are padded to this many slots, or 4 times as many, or 16 times: few programs, and slots that
+# are not there cost little (a step of the default model in 4 bits on a CPU, 1,024 slots instead of 256: 2%).
 _LEAST_SLOTS = 1024
 
 

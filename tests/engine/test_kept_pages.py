@@ -113,6 +113,23 @@ def test_windows_are_long_unless_somebody_reads_along(lm):
     assert windows[0] == 8
 
 
+@pytest.mark.slow
+def test_windows_are_short_while_prompts_come(lm):
+    asked = {"max_new_tokens": 40, "sampling": SamplingParams(ignore_eos=True), "reuse": True}
+    lm.generate(["A", "The fox"], **asked)
+    core, windows = lm._kept_pages._core, []
+    start = core._device.start
+
+    def watched(slots, pages, max_steps, nodes):
+        windows.append((core.scheduler.others_come, max_steps))
+        return start(slots, pages, max_steps, nodes)
+
+    core._device.start, core._step_seconds = watched, 1e-3
+    lm.generate([STORY, STORY[40:]], **asked)
+    assert {steps for come, steps in windows if come} == {2}
+    assert max(steps for come, steps in windows if not come) > 8
+
+
 @pytest.mark.exhaustive
 def test_several_samples_and_an_unread_stream(lm):
     options = {"max_new_tokens": 20, "sampling": SamplingParams(temperature=0.9, n=3, logprobs=True)}

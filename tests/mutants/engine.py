@@ -9,7 +9,6 @@ _PAGED, _ATTENTION = "jaxinfer/cache/paged.py", "jaxinfer/ops/cpu_kernels/attent
 _POOL, _POLICY, _LAW = (f"tests/engine/test_{name}.py" for name in ("pages", "scheduler", "law"))
 _SERVE_ALL, _ALL = "jaxinfer/engine/serve_all.py", "tests/engine/test_serve_all.py"
 _USERS, _ROPE = "tests/engine/test_engine.py", "tests/engine/test_rope.py"
-_PACE, _PACES = "jaxinfer/engine/pace.py", "tests/engine/test_pace.py"
 _KEPT, _KEEPS = "jaxinfer/engine/kept_pages.py", "tests/engine/test_kept_pages.py"
 _WARM, _AHEAD = "tests/engine/test_warm_up.py", "tests/engine/test_ahead.py"
 _GOES_ON = f"{_LAW}::test_who_made_room_goes_on_where_it_was"
@@ -109,41 +108,6 @@ FAULTS: tuple[Fault, ...] = (
         "tests/engine/test_resting.py::test_windows_without_drafts_keep_the_state_that_the_current_token_was_drawn_from",
     ),
     Fault(
-        "drafting goes on where it loses",
-        _PACE,
-        "pays = self._best_of(sequences, seen, list(seen.costs)) != _PLAIN",
-        "pays = True",
-        f"{_PACES}::test_where_drafts_lose_windows_go_at_plain_speed[1-costs0-gains0]",
-    ),
-    Fault(
-        "drafting that lost is never tried again",
-        _PACE,
-        "else seen.rest if is_next_best else longest",
-        "else longest * 9",
-        f"{_PACES}::test_drafting_begins_again_when_the_text_changes",
-    ),
-    Fault(
-        "what a text gains from few nodes says nothing of many",
-        _PACE,
-        "        else:\n            self._note_gain(sequence, factor, steps)\n",
-        "",
-        f"{_PACES}::test_what_few_nodes_give_tells_what_many_would",
-    ),
-    Fault(
-        "what many nodes give is thought of as no more than what few do",
-        _PACE,
-        "1 - chance**nodes",
-        "1 - chance ** min(nodes, 4)",
-        f"{_PACES}::test_a_text_that_takes_nearly_all_of_few_nodes_gets_many",
-    ),
-    Fault(
-        "what an earlier process has measured is believed for long",
-        _PACE,
-        "longest = _LONGEST_UNSEEN if width in seen.kept else ",
-        "longest = ",
-        f"{_PACES}::test_costs_of_a_busy_time_are_soon_corrected",
-    ),
-    Fault(
         "steps beside which a program is compiled count in what steps cost",
         "jaxinfer/engine/device.py",
         "        return self._programs.is_preparing",
@@ -156,13 +120,6 @@ FAULTS: tuple[Fault, ...] = (
         "fewer.append(replace(self, nodes=nodes))",
         "fewer.append(self)",
         "tests/decoding/strategies/test_sum_of_drafters.py::test_fewer_nodes_are_halves_down_to_four",
-    ),
-    Fault(
-        "all numbers of rows share their costs",
-        _PACE,
-        "self._by_rows.setdefault((len(sequences) - 1).bit_length(), _Seen())",
-        "self._by_rows.setdefault(0, _Seen())",
-        f"{_PACES}::test_each_number_of_rows_has_its_own_costs",
     ),
     Fault(
         "a row that has ended runs on in the window that has started",
@@ -482,23 +439,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a window that somebody reads is as long as others",
         _CORE,
-        "steps <= FEW_STEPS or any(sequence.origin.callback is not None for sequence in sequences)",
-        "steps <= FEW_STEPS",
-        f"{_KEEPS}::test_windows_are_long_unless_somebody_reads_along",
-    ),
-    Fault(
-        "what all steps cost more is counted for those that ran",
-        _PACE,
-        "own = _NEWEST_OWN if nodes != seen.newest else 0.0",
-        "own = 1.0",
-        f"{_PACES}::test_what_makes_all_steps_dearer_changes_no_choice",
-    ),
-    Fault(
-        "what is tried is looked at seldom",
-        _PACE,
-        "if nodes != self._best_of(sequences, seen, known):",
+        "if any(sequence.origin.callback is not None for sequence in sequences):",
         "if nodes < 0:",
-        f"{_PACES}::test_looks_are_rare_where_the_choice_is_known",
+        f"{_KEEPS}::test_windows_are_long_unless_somebody_reads_along",
     ),
     Fault(
         "the widest program of windows is waited for",
@@ -508,24 +451,10 @@ FAULTS: tuple[Fault, ...] = (
         f"{_WARM}::test_plain_steps_come_first_and_drafts_once_their_programs_are_there",
     ),
     Fault(
-        "a new text is taken to gain what others did",
-        _PACE,
-        "_hope(sequences, seen.windows[hopeful]) * rates[hopeful] > rates[_PLAIN]",
-        "rates[hopeful] > rates[_PLAIN]",
-        f"{_PACES}::test_a_new_text_is_tried_where_drafts_hardly_lose",
-    ),
-    Fault(
-        "a text's first steps count as little as later ones",
-        _PACE,
-        "max(steps / (_STEPS_OF_USUAL + before + steps), 1 - (1 - _NEWEST_GAIN) ** steps)",
-        "1 - (1 - _NEWEST_GAIN) ** steps",
-        f"{_PACES}::test_half_of_what_eight_steps_gain_is_believed",
-    ),
-    Fault(
-        "what two windows cost is believed",
-        _PACE,
-        "sum(unknown) / len(sequences) + _TRIALS / windows",
-        "sum(unknown) / len(sequences)",
-        f"{_PACES}::test_a_cost_that_few_windows_have_shown_is_doubted",
+        "calls look as seldom as they may while prompts come",
+        _CORE,
+        "if self.scheduler.others_come:",
+        "if nodes < 0:",
+        f"{_KEEPS}::test_windows_are_short_while_prompts_come",
     ),
 )
