@@ -17,6 +17,8 @@ _TRIALS = 2
 # dearer), and in what those of its number of nodes cost beside others, which is seen where others ran just before. More
 # than ``_FARTHEST`` times is no measure.
 _NEWEST_COMMON, _NEWEST_OWN, _FARTHEST = 0.5, 0.5, 3.0
+# In seconds, where a clock has not moved.
+_LEAST_COST = 1e-9
 # How much the newest step counts in what one sequence gains, at the least, and in what all of them gain. What is usual
 # counts as so many steps of a sequence's own: it may gain far more or less, as 8 steps tell half.
 _NEWEST_GAIN, _NEWEST_USUAL, _STEPS_OF_USUAL = 0.05, 0.01, 8
@@ -178,9 +180,11 @@ class Pace:
 
     def _note_cost(self, seen: _Seen, nodes: int, cost: float, is_trial: bool) -> None:
         """Note what a step of a window cost."""
+        cost = max(cost, _LEAST_COST)
         if seen.common is None:
-            seen.common = cost / seen.costs[nodes]
-        elif is_trial:
+            # What an earlier process has not seen tells nothing of what it has.
+            seen.common = cost / seen.costs.get(nodes, cost)
+        if is_trial:
             seen.costs[nodes] = min(seen.costs.get(nodes, float("inf")), cost / seen.common)
         elif nodes in seen.kept:
             seen.costs[nodes] = cost / seen.common
@@ -207,7 +211,7 @@ class Pace:
 
     def _rate(self, sequences: Sequence[EngineSequence], seen: _Seen, nodes: int) -> float:
         """Return tokens a second."""
-        return sum(self.tokens_per_step(each, nodes) for each in sequences) / max(seen.costs[nodes], 1e-9)
+        return sum(self.tokens_per_step(each, nodes) for each in sequences) / seen.costs[nodes]
 
     def _seen(self, sequences: Sequence[EngineSequence]) -> _Seen:
         return self._by_rows.setdefault((len(sequences) - 1).bit_length(), _Seen())

@@ -161,6 +161,24 @@ def test_costs_of_a_busy_time_are_soon_corrected():
     assert chosen[16:].count(8) >= 22
 
 
+def test_what_an_earlier_process_has_not_seen_is_tried():
+    """It knew plain steps alone, or all but these; the first window of this process is of another number of nodes."""
+    for kept in ({"1": 2.0}, {"4": 2.4, "8": 2.8}):
+        pace = Pace(THREE)
+        assert pace.begin_with({"0": kept})
+        _, _, chosen = simulate(1, lambda index: {4: 2.0, 8: 2.6}, {4: 1.2, 8: 1.4}, 30, pace)
+        assert str(chosen[0]) not in kept
+        assert chosen[-8:].count(8) >= 7
+        costs = pace.costs()["0"]
+        assert costs["8"] / costs["1"] == pytest.approx(1.4, rel=0.05)
+
+
+def test_a_clock_that_stands_still_is_survived():
+    pace = Pace(THREE)
+    simulate(1, lambda index: {4: 2.0, 8: 2.6}, {4: 0.0, 8: 0.0}, 12, pace)
+    assert pace.nodes(sequences(1)) > 1
+
+
 def test_a_window_that_tells_nothing_is_no_cost():
     pace, now = Pace(TWO), sequences(1)
     simulate(1, lambda index: {8: 2.0}, {8: 1.5}, 6, pace)

@@ -82,4 +82,18 @@ FAULTS: tuple[Fault, ...] = (
         "sum(unknown) / len(sequences)",
         f"{_PACES}::test_a_cost_that_few_windows_have_shown_is_doubted",
     ),
+    Fault(
+        "what the first window has shown is looked for among what an earlier process has seen",
+        _PACE,
+        "seen.costs.get(nodes, cost)",
+        "seen.costs[nodes]",
+        f"{_PACES}::test_what_an_earlier_process_has_not_seen_is_tried",
+    ),
+    Fault(
+        "a clock that stands still divides by nothing",
+        _PACE,
+        "        cost = max(cost, _LEAST_COST)\n",
+        "",
+        f"{_PACES}::test_a_clock_that_stands_still_is_survived",
+    ),
 )
