@@ -23,7 +23,7 @@ from jaxinfer.grammar.tables import GrammarTables
 from jaxinfer.kept.folder import KeptFolder
 from jaxinfer.model_adapters import ModelAdapters
 from jaxinfer.model_checks import check_max_len, check_mesh, check_texts, check_whole, read_tokenizer, says_alike
-from jaxinfer.model_params import loaded_checkpoint, stored_fingerprint
+from jaxinfer.model_params import loaded_checkpoint, made_once, stored_fingerprint
 from jaxinfer.model_sparsity import columns_beside
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder
@@ -89,7 +89,7 @@ class LanguageModel:
         programs = None if kept is None else KeptPrograms(KeptFolder(Path(kept) / "programs", _MAX_PROGRAMS_BYTES))
         self.programs = Programs(Decoder(part.config, part.backend), layout, partitioner, programs)
         self.load_times = load_times or LoadTimes()
-        self._checkpoint, self._is_rounded = checkpoint, is_rounded
+        self._checkpoint, self._is_rounded, self._kept = checkpoint, is_rounded, kept
         self._resolved: dict[tuple[Strategy, Partitioner], Strategy] = {}
         self._has_engine = False
         self._beside_columns = columns_beside(config, self.params, backend, partitioner)
@@ -369,7 +369,7 @@ class LanguageModel:
         from jaxinfer.checkpoint.convert import save
 
         partitioner = self.programs.partitioner
-        padding = None if partitioner.mesh is None else partitioner.padding(self.config, self.backend)
+        padding = partitioner.padding_on_mesh(self.config, self.backend)
         loaded = loaded_checkpoint(self._checkpoint, self.params, self.config, padding, lambda: self.base_fingerprint)
         return save(loaded, folder, overwrite=overwrite, progress=progress)
 
@@ -450,8 +450,8 @@ class LanguageModel:
         if parsed.needs_dense_cache and self.programs.layout != DENSE:
             raise InvalidOption(f"strategy {parsed.name} needs the dense cache: load the model without another")
         check_strategy(parsed, self.programs.layout)
-        speaks_like, names = self.speaks_like, lambda: self.base_fingerprint
-        target = Target(self.config, self.backend, params, speaks_like, on, names, self._checkpoint)
+        names, once = lambda: self.base_fingerprint, made_once(self._kept, self.load_times, lambda: self.fingerprint)
+        target = Target(self.config, self.backend, params, self.speaks_like, on, names, self._checkpoint, once)
         if jax.tree.leaves(parsed.parameters):  # arrays are not compared, so an equal strategy may hold others
             return parsed.resolve(target)
         if (parsed, on) not in self._resolved:
@@ -462,7 +462,7 @@ class LanguageModel:
     def fingerprint(self) -> str:
         """A few letters that stand for the weights: drafters that were trained for them name these."""
         partitioner = self.programs.partitioner
-        return fingerprint(self.params, partitioner.padding(self.config, self.backend), partitioner.fetch)
+        return fingerprint(self.params, partitioner.padding_on_mesh(self.config, self.backend), partitioner.fetch)
 
     @cached_property
     def base_fingerprint(self) -> str:

@@ -150,7 +150,7 @@ class ModelAdapters:
     def _tensors(self, params: Params) -> LoadedTensors:
         """Return parameters as the base model's tensors."""
         partitioner = self._partitioner
-        padding = None if partitioner.mesh is None else partitioner.padding(self._config, self._backend)
+        padding = partitioner.padding_on_mesh(self._config, self._backend)
         return LoadedTensors(params, self._names, padding, partitioner.fetch)
 
     def _copies(self, others: OwnParts) -> dict[str, jax.Array]:

@@ -139,7 +139,22 @@ def read_params(
             notice(f"{checkpoint.origin}: {line}")
     if kept is None or partitioner.mesh is not None:
         return convert()
-    weights = KeptParams(KeptFolder(Path(kept) / "weights", _MAX_WEIGHTS_BYTES), times.notes)
+    weights = KeptParams(_folder(kept), times.notes)
     # Weights are the same whatever is asked of steps.
     layout = (config, replace(backend, step_rows=1, activations=None, sparsity=None))
     return weights.load(checkpoint, layout if few_bits is None else (*layout, few_bits), convert)
+
+
+def made_once(
+    kept: str | Path | None, times: LoadTimes, fingerprint: Callable[[], str]
+) -> Callable[[Any, Callable[[], Params]], Params]:
+    """Return `Target.made_once` of the model with a fingerprint; ``kept`` is the folder, or None."""
+
+    def find(layout: Any, make: Callable[[], Params]) -> Params:
+        return make() if kept is None else KeptParams(_folder(kept), times.notes).load_made(fingerprint(), layout, make)
+
+    return find
+
+
+def _folder(kept: str | Path) -> KeptFolder:
+    return KeptFolder(Path(kept) / "weights", _MAX_WEIGHTS_BYTES)

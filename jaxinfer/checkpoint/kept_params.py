@@ -28,11 +28,15 @@ from jaxinfer.ops.few_bits.formats import format_from
 from jaxinfer.ops.few_bits.panels import PanelArray
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 
-# Beside the fields of a form: the outputs of weights that lie in panels.
+# Beside the fields of a form: of weights that lie in panels, their outputs, and whether they draft.
 _PANELS = "panels"
-_FORM = "jaxinfer parameters 4"
+# Before the number of each item of what is a tuple, not a dictionary.
+_ITEM = "item "
+_FORM = "jaxinfer parameters 5"
 # A page: JAX's CPU backend takes numbers over where they are if they begin at a multiple of 64 bytes.
 _ALIGNMENT = 4096
+# The name of threads that write.
+WRITER = "jaxinfer-keep"
 _DIGEST_LETTERS, _LENGTH_LETTERS = 64, 16
 
 
@@ -52,11 +56,29 @@ class KeptParams:
         if not checkpoint.converted_files or jax.devices()[0].platform != "cpu":
             return convert()
         try:
-            name = f"{digest(*(str(path.absolute()) for path in checkpoint.converted_files), spell(layout))}.parameters"
-            made_of = {"checkpoint": repr([_state(path) for path in checkpoint.converted_files]), **conditions()}
+            named = digest(*(str(path.absolute()) for path in checkpoint.converted_files), spell(layout))
+            states = repr([_state(path) for path in checkpoint.converted_files])
         except (NotKept, OSError) as reason:
             self.notes.append(f"not kept: {reason}")
             return convert()
+        return self._find(named, {"checkpoint": states}, convert)
+
+    def load_made(self, fingerprint: str, layout: Any, make: Callable[[], Params]) -> Params:
+        """Return what ``make`` does of the weights with a fingerprint, out of a file where it is kept.
+
+        Only for what decides no token: the fingerprint reads a part of the weights.
+        """
+        if jax.devices()[0].platform != "cpu":
+            return make()
+        try:
+            named = digest("made of", fingerprint, spell(layout))
+        except NotKept as reason:
+            self.notes.append(f"not kept: {reason}")
+            return make()
+        return self._find(named, {}, make)
+
+    def _find(self, named: str, source: Mapping[str, str], convert: Callable[[], Params]) -> Params:
+        name, made_of = f"{named}.parameters", {**source, **conditions()}
         try:
             data = self.folder.map(name)
             if data is not None:
@@ -67,7 +89,7 @@ class KeptParams:
             self.notes.append(f"not read: {reason}")
         params = convert()
         # The first text need not wait for the disk, though the process's end does.
-        self._writing = threading.Thread(target=self._write, args=(name, params, made_of))
+        self._writing = threading.Thread(target=self._write, args=(name, params, made_of), name=WRITER)
         self._writing.start()
         return params
 
@@ -98,12 +120,15 @@ def _state(path: Path) -> tuple[int, int, int, int]:
 def _walk(
     node: Mapping[str, Any], path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], dict[str, Any] | None, Any]]:
-    """Yield the path of every array; of a quantized array's, its name, and the array's form and outputs in panels."""
+    """Yield the path of every array; of a quantized array's, its name too, and the array's form and panels."""
     for key, value in node.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, tuple):
+            yield from _walk({f"{_ITEM}{index}": item for index, item in enumerate(value)}, (*path, key))
+        elif isinstance(value, Mapping):
             yield from _walk(value, (*path, key))
         elif isinstance(value, QuantizedArray):
-            form = {**asdict(value.form), _PANELS: value.num_outputs if isinstance(value, PanelArray) else None}
+            panels = [value.num_outputs, value.drafts] if isinstance(value, PanelArray) else None
+            form = {**asdict(value.form), _PANELS: panels}
             yield from (((*path, key, name), form, part) for name, part in zip(value.form.part_names, value.matrix))
         else:
             yield (*path, key), None, value
@@ -160,8 +185,15 @@ def params_of(data: Any, made_of: Mapping[str, str]) -> Params:
             quantized[tuple(folders)] = place["form"]
     for (*folders, last), fields in quantized.items():
         node = reduce(getitem, folders, params)
-        outputs = fields.pop(_PANELS)
+        panels = fields.pop(_PANELS)
         form = format_from(fields)
         parts = [node[last][name] for name in form.part_names]
-        node[last] = QuantizedArray.of(form, parts) if outputs is None else PanelArray.of_panels(form, parts, outputs)
-    return params
+        node[last] = QuantizedArray.of(form, parts) if panels is None else PanelArray.of_panels(form, parts, *panels)
+    return _with_tuples(params)
+
+
+def _with_tuples(node: Any) -> Any:
+    if not isinstance(node, dict):
+        return node
+    made = {key: _with_tuples(value) for key, value in node.items()}
+    return tuple(made.values()) if made and all(key.startswith(_ITEM) for key in made) else made

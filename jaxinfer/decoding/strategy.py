@@ -56,7 +56,9 @@ class Target(NamedTuple):
 
     ``speaks_like`` tells whether a checkpoint's token ids mean the same text as the model's own; ``partitioner`` places
     what is loaded beside the model; ``fingerprint`` gives the model's (`jaxinfer.models.fingerprint`);
-    ``checkpoint`` is the model's, where it came of one.
+    ``checkpoint`` is the model's, where it came of one. ``made_once`` returns what a function makes of the model's
+    parameters to draft with, out of a file if an earlier process kept it; its first argument is all else that decides
+    the result.
     """
 
     config: DecoderConfig
@@ -66,6 +68,7 @@ class Target(NamedTuple):
     partitioner: Partitioner = ONE_DEVICE
     fingerprint: Callable[[], str | None] = lambda: None
     checkpoint: Checkpoint | None = None
+    made_once: Callable[[Any, Callable[[], Params]], Params] = lambda layout, make: make()
 
 
 def few_nodes(target: Target) -> int | None:

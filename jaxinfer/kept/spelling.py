@@ -6,6 +6,7 @@ import hashlib
 import sys
 import types
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,6 +24,16 @@ def digest(*texts: str) -> str:
         # With its length, lest two lists of texts be one when joined.
         found.update(f"{len(text)}:{text}".encode())
     return found.hexdigest()[:40]
+
+
+def digest_of_folder(folder: Path) -> str | None:
+    """Return letters that stand for the names and bytes of a folder's files, None where not all of it can be read."""
+    try:
+        return digest(
+            *(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in sorted(folder.iterdir()))
+        )
+    except OSError:
+        return None
 
 
 def spell(value: Any, arguments: frozenset[int] = frozenset()) -> str:

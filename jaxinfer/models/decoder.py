@@ -5,6 +5,7 @@ already, nobody waits for Linen.
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, cast
 
 import jax
@@ -145,22 +146,27 @@ def init_params(config: DecoderConfig, backend: Backend, key: jax.Array) -> Para
 
 def abstract_params(config: DecoderConfig, backend: Backend) -> Params:
     """Describe the parameters as a tree of ``jax.ShapeDtypeStruct``, allocating nothing."""
-    shallow = _shallow(config, backend)
-    return _deepened(jax.eval_shape(lambda key: init_params(shallow, backend, key), jax.random.key(0)), config, shallow)
+    import flax.linen as nn
+
+    return _deepened(cast(Params, nn.unbox(_described(_shallow(config, backend), backend))), config, backend)
 
 
 def logical_axes(config: DecoderConfig, backend: Backend) -> Params:
     """Return the logical axis names of every parameter, as a tree of ``PartitionSpec``."""
     import flax.linen as nn
 
+    specs = nn.get_partition_spec(_described(_shallow(config, backend), backend))
+    return _deepened(cast(Params, specs), config, backend)
+
+
+@lru_cache(maxsize=64)
+def _described(config: DecoderConfig, backend: Backend) -> Params:
+    """Trace how parameters are drawn, each in a box with its axes; this takes a tenth of a second."""
     from jaxinfer.models.network import init_boxed
 
-    shallow = _shallow(config, backend)
-
-    def boxed(key: jax.Array) -> Params:
-        return init_boxed(shallow, backend, key, create_cache(shallow, 1, 1, backend))
-
-    return _deepened(cast(Params, nn.get_partition_spec(jax.eval_shape(boxed, jax.random.key(0)))), config, shallow)
+    return jax.eval_shape(
+        lambda key: init_boxed(config, backend, key, create_cache(config, 1, 1, backend)), jax.random.key(0)
+    )
 
 
 def _shallow(config: DecoderConfig, backend: Backend) -> DecoderConfig:
@@ -172,9 +178,11 @@ def _shallow(config: DecoderConfig, backend: Backend) -> DecoderConfig:
     return replace(config, num_layers=len(found), experts=experts)
 
 
-def _deepened(params: Params, config: DecoderConfig, shallow: DecoderConfig) -> Params:
-    if shallow is config:
-        return params
+def _deepened(params: Params, config: DecoderConfig, backend: Backend) -> Params:
+    """Return the parameters of all layers by those of a shallow decoder, in a tree of the caller's own."""
+    if backend.scan_layers:
+        return _copied(params)
+    shallow = _shallow(config, backend)
     found = {is_sparse: params["blocks"][f"layer_{layer}"] for layer, is_sparse in enumerate(shallow.sparse_layers)}
     blocks = {f"layer_{layer}": _copied(found[is_sparse]) for layer, is_sparse in enumerate(config.sparse_layers)}
     return {**params, "blocks": blocks}

@@ -55,15 +55,22 @@ def named_rows(
             yield from named_rows(value, sources, fetch, (*path, key))
             continue
         layers, stacked, name, transposed = locate((*path, key), value.shape)
-        # Rows are selected on the device, so that only they are copied to the host.
         if isinstance(value, QuantizedArray):
             chosen = _some_quantized_rows(value, sources if stored == key or sources is None else sources[::-1], fetch)
         else:
-            chosen = np.asarray(fetch(_some_rows(value, sources, stacked, transposed)))
+            # Rows are selected on the device, so that only they are copied to the host.
+            on_device = np.asarray(value) if _is_on_host(value) else value
+            chosen = np.asarray(fetch(_some_rows(on_device, sources, stacked, transposed)))
         chosen = chosen.astype(ml_dtypes.bfloat16)
         for index, layer in enumerate(layers or ("",)):
             rows = chosen[index] if stacked else chosen
             yield f"{layer}.{name}", rows.T if transposed else rows
+
+
+def _is_on_host(array: Any) -> bool:
+    """Tell whether NumPy reads an array where it lies: then XLA need not compile a program for each shape."""
+    devices = array.devices() if isinstance(array, jax.Array) else ()
+    return len(devices) == 1 and all(device.platform == "cpu" for device in devices)
 
 
 def _some_rows(array: Any, sources: Any, stacked: bool, transposed: bool) -> Any:

@@ -112,6 +112,10 @@ class Partitioner:
         """Return where each element of the padded parameters comes from; see `jaxinfer.models.padding`."""
         return parameter_sources(config, self.partition(config, backend).backend, self.tensor)
 
+    def padding_on_mesh(self, config: DecoderConfig, backend: Backend) -> Params | None:
+        """Return `padding`, for which a model is traced; None without a mesh, where nothing is padded."""
+        return None if self.mesh is None else self.padding(config, backend)
+
     def load_params(
         self,
         checkpoint: Checkpoint,

@@ -36,7 +36,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "the model in fewer bits has the model's own weights",
         "jaxinfer/decoding/drafting/loaded_model.py",
-        "    params = in_few_bits(params, few_bits.form, named, only_experts=few_bits.only_experts)\n",
+        "        params = in_few_bits(params, form, named, only_experts=few_bits.only_experts)\n",
         "",
         f"{_OF_CASCADE}test_the_weights_are_rounded_and_change_no_token",
     ),

@@ -224,10 +224,10 @@ FAULTS: tuple[Fault, ...] = (
         f"{_OF_STRATEGIES}/test_sum_of_drafters.py::test_a_node_that_gains_much_below_one_that_gains_little_waits_for_it",
     ),
     Fault(
-        "a sum counts hits of all kinds of drafts as one",
+        "a sum counts drafts of all kinds as one",
         f"{_STRATEGIES}/sum_of_drafters.py",
-        "hits_BAM + (is_kind_BA1 & was_taken_BM[:, None])",
-        "hits_BAM + was_taken_BM[:, None]",
+        "_MEMORY * counts_BAM + (is_kind_BA1 & jnp.pad(",
+        "_MEMORY * counts_BAM + (jnp.pad(",
         f"{_OF_STRATEGIES}/test_sum_of_drafters.py::"
         "test_a_guessed_chance_learns_from_drafts_of_its_own_kind_and_a_known_one_from_none",
     ),

@@ -160,7 +160,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "kept weights that lie in panels are read as if by rows",
         "jaxinfer/checkpoint/kept_params.py",
-        "QuantizedArray.of(form, parts) if outputs is None else PanelArray.of_panels(form, parts, outputs)",
+        "QuantizedArray.of(form, parts) if panels is None else PanelArray.of_panels(form, parts, *panels)",
         "QuantizedArray.of(form, parts)",
         "tests/checkpoint/test_kept_params.py::test_weights_in_few_bits_are_kept_as_they_lie",
     ),

@@ -4,6 +4,7 @@ from tests.mutants.fault import Fault
 
 _FOLDER, _SPELLING = "jaxinfer/kept/folder.py", "jaxinfer/kept/spelling.py"
 _PROGRAMS, _PARAMS = "jaxinfer/decoding/kept_programs.py", "jaxinfer/checkpoint/kept_params.py"
+_DRAFTERS = "tests/decoding/strategies/test_kept_drafters.py"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -68,5 +69,33 @@ FAULTS: tuple[Fault, ...] = (
         "return found.st_size, found.st_mtime_ns, found.st_ino, found.st_dev",
         "return found.st_size, 0, 0, 0",
         "tests/checkpoint/test_kept_params.py",
+    ),
+    Fault(
+        "what a model drafts with is kept for any model",
+        _PARAMS,
+        'digest("made of", fingerprint, spell(layout))',
+        'digest("made of", spell(layout))',
+        _DRAFTERS,
+    ),
+    Fault(
+        "heads are kept by their files' names",
+        _SPELLING,
+        'f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}"',
+        'f"{path.name}"',
+        _DRAFTERS,
+    ),
+    Fault(
+        "panels that are kept no longer draft",
+        _PARAMS,
+        "panels = [value.num_outputs, value.drafts]",
+        "panels = [value.num_outputs, False]",
+        _DRAFTERS,
+    ),
+    Fault(
+        "what a drafter shares with the model is kept once more",
+        "jaxinfer/decoding/drafting/loaded_model.py",
+        "shares_much = few_bits.only_experts or form.kept is not None",
+        "shares_much = False",
+        _DRAFTERS,
     ),
 )

@@ -79,17 +79,28 @@ def in_fewer_bits(strategy: str, few_bits: FewBits | None, target: Target, layer
     if few_bits is None or few_bits.form is None:
         named = "no weights" if few_bits is None else few_bits.name
         raise InvalidOption(f"{strategy}: {named} is no form to round the target to: use int4 or int8")
-    config, params = target.config, target.params
+    form, config = few_bits.form, target.config
     if layers:
         check_layers(config, layers, f"{strategy}: layers")
         config = shallower(config, layers)
-        params = arranged(params, abstract_params(config, target.backend))
-    named = f"{strategy}: weights={few_bits.name}"
-    params = in_few_bits(params, few_bits.form, named, only_experts=few_bits.only_experts)
     # Drafts need not have the bits of other steps. Weights in few bits are read whole.
     backend = replace(target.backend, step_rows=1, sparsity=None)
     part = target.partitioner.partition(config, backend)
-    params = drafting_params(target.partitioner.place_params(config, backend, params), part.backend)
+
+    def rounded() -> Params:
+        params = target.params
+        if layers:
+            params = arranged(params, abstract_params(config, target.backend))
+        named = f"{strategy}: weights={few_bits.name}"
+        params = in_few_bits(params, form, named, only_experts=few_bits.only_experts)
+        return drafting_params(target.partitioner.place_params(config, backend, params), part.backend)
+
+    # What is not rounded is the target's own; a file would hold another copy of it.
+    shares_much = few_bits.only_experts or form.kept is not None
+    if shares_much or part.backend.mesh is not None:
+        params = rounded()
+    else:
+        params = target.made_once((config, replace(backend, activations=None), few_bits), rounded)
     return LoadedModel(part.config, part.backend, params)
 
 

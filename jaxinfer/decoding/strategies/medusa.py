@@ -14,6 +14,7 @@ from jaxinfer.decoding.strategy import LastNode, Prefilled, Proposal, Target, Ve
 from jaxinfer.decoding.trees.dynamic import Beams, Growth, Guess, check_growth, follow, grow, read_growth
 from jaxinfer.decoding.trees.static import CAUTION, Paths, all_valid, fill_tree, lay_out, tree_depth
 from jaxinfer.errors import InvalidOption
+from jaxinfer.kept.spelling import digest_of_folder
 from jaxinfer.models.drafters.four_bits import heads_in_four_bits
 from jaxinfer.models.drafters.heads import (
     head_logits,
@@ -64,26 +65,34 @@ class Medusa(GrowingDrafter):
         return self.epsilon, self.delta
 
     def resolve(self, target: Target) -> "Medusa":
-        folder, params = None, self.params
-        if params is None:
-            folder = self.folder_for(target)
-        if self.growth is not None:
-            num_nodes = self.growth.num_nodes
-        else:
-            num_nodes = None if self.paths else read_growth(self.tree)
-        paths = self.read_paths(folder, few_nodes(target)) if num_nodes is None else ()
-        if params is None:
-            assert folder is not None
-            params = read_heads(folder, target.config, target.backend, tree_depth(paths) or None, target.fingerprint)
-        growth = None if num_nodes is None else self.growth or Growth(num_nodes, len(params["heads"]))
-        shaped = replace(self, paths=paths, growth=growth)
-        self._check_fit(params, shaped, target)
-        if "ids" in params and "output" not in params and "output" not in params["heads"][0]:
-            params = {**params, "output": vocabulary_rows(target.config, target.params, params["ids"])}
-        # Those that are used alone, and rounded, for they only draft.
-        params = {**params, "heads": params["heads"][: shaped.max_depth]}
-        params = heads_in_four_bits(params, target.partitioner.partition(target.config, target.backend).backend)
-        return replace(shaped, params=target.partitioner.place_heads(params))
+        folder = self.folder_for(target) if self.params is None else None
+        growth = self.growth
+        num_nodes = None if growth is not None or self.paths else read_growth(self.tree)
+        paths = () if growth is not None or num_nodes is not None else self.read_paths(folder, few_nodes(target))
+        backend = target.partitioner.partition(target.config, target.backend).backend
+
+        def shaped(params: Params) -> "Medusa":
+            grown = growth if num_nodes is None else Growth(num_nodes, len(params["heads"]))
+            return replace(self, paths=paths, growth=grown)
+
+        def prepared() -> Params:
+            if folder is None:
+                assert self.params is not None
+                params = self.params
+            else:
+                most = tree_depth(paths) or None
+                params = read_heads(folder, target.config, target.backend, most, target.fingerprint)
+            self._check_fit(params, shaped(params), target)
+            if "ids" in params and "output" not in params and "output" not in params["heads"][0]:
+                params = {**params, "output": vocabulary_rows(target.config, target.params, params["ids"])}
+            # Those that are used alone, and rounded, for they only draft.
+            params = {**params, "heads": params["heads"][: shaped(params).max_depth]}
+            return heads_in_four_bits(params, backend)
+
+        read = None if folder is None or backend.mesh is not None else digest_of_folder(folder)
+        layout = paths, growth, num_nodes, target.config, target.backend
+        params = prepared() if read is None else target.made_once(("heads", read, *layout), prepared)
+        return replace(shaped(params), params=target.partitioner.place_heads(params))
 
     def start(self, model: Model, params: Params, state: DecodeState, prefilled: Prefilled) -> Float[Array, "B D"]:
         return prefilled.hidden_BD

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from jaxinfer.decoding.acceptance.walk import Walk
@@ -150,10 +149,7 @@ class SumOfDrafters(Strategy):
     def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> SumMemory:
         memories = tuple(part.start(model, mine, state, prefilled) for part, mine in zip(self.parts, params))
         batch = state.lengths_B.shape[0]
-        sizes = [
-            self._size(model, part, mine, state, memory) for part, mine, memory in zip(self.parts, params, memories)
-        ]
-        zeros = [jnp.zeros((batch, part.num_kinds, size), jnp.float32) for part, size in zip(self.parts, sizes)]
+        zeros = [jnp.zeros((batch, part.num_kinds, part.num_nodes), jnp.float32) for part in self.parts]
         return SumMemory(memories, tuple(Chances(zero, zero) for zero in zeros))
 
     def propose(self, model: Model, params: Any, state: DecodeState, memory: SumMemory) -> Proposal:
@@ -196,9 +192,13 @@ class SumOfDrafters(Strategy):
             memories.append(part.observe(model, mine, state, view.proposal, view.verified, view.draws_BM, view.walk))
             was_tried_BM, was_taken_BM = view.proposal.tree.valid_BM, view.is_taken_BM
             is_kind_BA1 = (jnp.arange(part.num_kinds) == _kinds(draft)[:, None])[..., None]
-            tries_BAM, hits_BAM = (_MEMORY * counts_BAM for counts_BAM in seen)
-            tries_BAM += is_kind_BA1 & was_tried_BM[:, None]
-            chances.append(Chances(tries_BAM, hits_BAM + (is_kind_BA1 & was_taken_BM[:, None])))
+            # A tree may have fewer nodes than its drafter's largest.
+            missing = seen.tries_BAM.shape[2] - was_tried_BM.shape[1]
+            counts = (
+                _MEMORY * counts_BAM + (is_kind_BA1 & jnp.pad(was_BM, ((0, 0), (0, missing)))[:, None])
+                for counts_BAM, was_BM in zip(seen, (was_tried_BM, was_taken_BM))
+            )
+            chances.append(Chances(*counts))
         return SumMemory(tuple(memories), tuple(chances))
 
     def resumed(self, memory: SumMemory, last: LastNode) -> SumMemory:
@@ -227,17 +227,14 @@ class SumOfDrafters(Strategy):
                     depths_BM = depths(ancestors(draft.tree.parents_BM))
                     prior_BM = _PRIOR_CHANCE ** depths_BM.astype(jnp.float32)
                 kinds_B11 = _kinds(draft)[:, None, None]
-                tries_BM, hits_BM = (jnp.take_along_axis(counts, kinds_B11, axis=1)[:, 0] for counts in seen)
+                num_nodes = draft.tree.tokens_BM.shape[1]
+                tries_BM, hits_BM = (
+                    jnp.take_along_axis(counts_BAM, kinds_B11, axis=1)[:, 0, :num_nodes] for counts_BAM in seen
+                )
                 chance_BM = (hits_BM + _PRIOR_STEPS * prior_BM) / (tries_BM + _PRIOR_STEPS)
             missed_BM = jnp.where(draft.tree.valid_BM, 1 - jnp.minimum(chance_BM.astype(jnp.float32), 1 - 1e-6), 1.0)
             log_missed_BM = add_in_rows(log_missed_BM, places_BM, jnp.log(missed_BM))
         return 1 - jnp.exp(log_missed_BM)
-
-    def _size(self, model: Model, part: Strategy, params: Any, state: DecodeState, memory: Any) -> int:
-        shapes = jax.eval_shape(
-            lambda params, state, memory: part.propose(model, params, state, memory).tree, params, state, memory
-        )
-        return shapes.tokens_BM.shape[1]
 
 
 def _verifies(part: Strategy) -> bool:

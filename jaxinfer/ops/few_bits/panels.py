@@ -41,10 +41,10 @@ class PanelArray(QuantizedArray):
     drafts: bool = dataclasses.field(default=False, metadata={"static": True})
 
     @staticmethod
-    def of_panels(form: Format, parts: Sequence[Any], num_outputs: int) -> "PanelArray":
+    def of_panels(form: Format, parts: Sequence[Any], num_outputs: int, drafts: bool = False) -> "PanelArray":
         """Return the array that has these parts, in the form's order."""
         named = {"scales": None, "minima": None, **dict(zip(form.part_names, parts, strict=True))}
-        return PanelArray(**named, form=form, num_outputs=num_outputs)
+        return PanelArray(**named, form=form, num_outputs=num_outputs, drafts=drafts)
 
     @property
     def shape(self) -> tuple[int, ...]:

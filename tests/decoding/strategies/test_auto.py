@@ -1,5 +1,6 @@
 """`auto` drafts with what there is for the weights, changes no token, and knows from before what steps cost."""
 
+import itertools
 import json
 import time
 from dataclasses import replace
@@ -58,10 +59,16 @@ def tokens(results):
 def test_texts_of_a_batch_are_those_of_plain_decoding_and_of_more_prompts_than_it_holds(lm, nodes):
     plain = lm.generate(PROMPTS, max_new_tokens=40, sampling=SAMPLING)
     assert nodes == []
-    for batch_size in (16, 16, 2):
+    sizes = itertools.cycle((16, 16, 2))
+    ends = time.monotonic() + 120
+    while not {1, 4, 8} <= set(nodes) and time.monotonic() < ends:
+        batch_size = next(sizes)
         found = lm.generate(PROMPTS, max_new_tokens=40, sampling=SAMPLING, strategy="auto", batch_size=batch_size)
         assert tokens(found) == tokens(plain)
-    assert nodes[0] == 8
+        lm.programs.settle()
+    # Plain steps are compiled first; drafts follow, in the background.
+    assert nodes[0] == 1
+    assert {1, 4, 8} <= set(nodes)
 
 
 @pytest.mark.slow
