@@ -106,4 +106,20 @@ FAULTS: tuple[Fault, ...] = (
         "_LONGEST_WITHOUT if rates[width] >= _CLOSE * rates[best]",
         f"{_OF_PACE}test_what_is_nearly_the_best_is_measured_anew_soon[1.7-True]",
     ),
+    Fault(
+        "few nodes ask as many heads as many",
+        "jaxinfer/decoding/drafting/tree_drafter.py",
+        "return replace(self, paths=paths_for(self.paths, nodes, is_summed=True)) if self.paths else self",
+        "return self",
+        "tests/decoding/strategies/test_auto.py::"
+        "test_where_rows_cost_time_weights_in_few_bits_are_read_for_a_few_nodes_or_for_many",
+    ),
+    Fault(
+        "on chips too weights in few bits are read for few nodes",
+        "jaxinfer/decoding/strategies/auto.py",
+        "few_nodes(target) is not None and any(map(is_quantized, blocks))",
+        "any(map(is_quantized, blocks))",
+        "tests/decoding/strategies/test_auto.py::"
+        "test_where_rows_cost_time_weights_in_few_bits_are_read_for_a_few_nodes_or_for_many",
+    ),
 )

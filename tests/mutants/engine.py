@@ -117,8 +117,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a sum with fewer nodes has as many",
         "jaxinfer/decoding/strategies/sum_of_drafters.py",
-        "fewer.append(replace(self, nodes=nodes))",
-        "fewer.append(self)",
+        "return tuple(replace(self, nodes=nodes) for nodes in self.fewer_nodes)",
+        "return tuple(self for _ in self.fewer_nodes)",
         "tests/decoding/strategies/test_sum_of_drafters.py::test_fewer_nodes_are_halves_down_to_four",
     ),
     Fault(

@@ -48,6 +48,10 @@ class TreeDrafter(Strategy):
     def bounded(self, nodes: int) -> "TreeDrafter":
         return replace(self, sum_nodes=nodes)
 
+    def narrowed(self, nodes: int) -> "TreeDrafter":
+        """Return this drafter, which has been resolved, for a sum of fewer nodes that begins as it would."""
+        return replace(self, paths=paths_for(self.paths, nodes, is_summed=True)) if self.paths else self
+
     def folder_for(self, target: Target) -> Path:
         """Return the folder to read parameters from; raises InvalidOption where there is none."""
         given = named_path(self.heads) if self.heads else None

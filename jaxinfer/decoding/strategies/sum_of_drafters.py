@@ -107,9 +107,14 @@ class SumOfDrafters(Strategy):
     @property
     def narrower(self) -> tuple["SumOfDrafters", ...]:
         """Half of its nodes, if it bounds them, and half of that, down to four."""
+        return tuple(replace(self, nodes=nodes) for nodes in self.fewer_nodes)
+
+    @property
+    def fewer_nodes(self) -> tuple[int, ...]:
+        """How many nodes those that are `narrower` have."""
         fewer, nodes = [], self.nodes // 2
         while nodes >= max(_FEWEST_NODES, self._least_nodes):
-            fewer.append(replace(self, nodes=nodes))
+            fewer.append(nodes)
             nodes //= 2
         return tuple(fewer)
 

@@ -6,6 +6,8 @@ import time
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxinfer
@@ -15,13 +17,16 @@ from jaxinfer.cli.output.start_table import start_lines
 from jaxinfer.decoding.batch import Request
 from jaxinfer.decoding.programs import Programs
 from jaxinfer.decoding.strategies.auto import Auto
+from jaxinfer.decoding.strategies.medusa import Medusa
+from jaxinfer.decoding.strategies.prompt_lookup import PromptLookup
+from jaxinfer.decoding.strategy import Target
 from jaxinfer.engine.device import Device, by_nodes
 from jaxinfer.engine.pace import Pace
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.few_bits import in_few_bits
 from jaxinfer.ops.few_bits.formats import int4
 from jaxinfer.ops.few_bits.quantized_array import is_quantized
-from tests.decoding.rows import run
+from tests.decoding.rows import request, run
 from tests.engine.harness import SMALL, Arrival, Harness
 from tests.toys import TINY_LLAMA, encode_bytes, float32_backend, random_params
 
@@ -141,6 +146,30 @@ def stored():
     params = in_few_bits(random_params(config), int4(32, False), "toy")
     params = jax.tree.map(lambda leaf: leaf.dequantize() if is_quantized(leaf) else leaf, params, is_leaf=is_quantized)
     return LanguageModel(config, params, float32_backend())
+
+
+def test_where_rows_cost_time_weights_in_few_bits_are_read_for_a_few_nodes_or_for_many():
+    config, rng = replace(TINY_LLAMA, num_layers=1), np.random.default_rng(0)
+    whole, backend = random_params(config), float32_backend()
+    few = in_few_bits(whole, int4(32, False), "toy")
+    width = config.model_dim
+    kernels = [jnp.asarray(rng.normal(size=(width, width)), jnp.float32) for _ in range(3)]
+    heads = {"heads": tuple({"blocks": ({"kernel": kernel, "bias": jnp.zeros(width)},)} for kernel in kernels)}
+    drafters = Medusa(params=heads, paths=((0,), (0, 0), (1,), (0, 0, 0), (2,))), PromptLookup()
+    own, rounded, on_chip = (
+        Auto(drafters).resolve(Target(config, replace(backend, platform=platform), params))
+        for params, platform in ((whole, "cpu"), (few, "cpu"), (few, "tpu"))
+    )
+    assert [each.nodes for each in own.narrower] == [4]
+    assert [each.nodes for each in rounded.narrower] == [3]
+    assert [each.nodes for each in on_chip.narrower] == [16, 8, 4]
+    # Fewer nodes ask fewer heads.
+    assert [each.narrower[-1].parts[0].max_depth for each in (own, rounded)] == [3, 2]
+    assert rounded.parts[0].max_depth == 3
+    lm = LanguageModel(config, few, backend)
+    requests = [request([5, 9, 5, 9], 24), request([7], 24, SamplingParams(temperature=0.9, seed=3))]
+    plain = [row.tokens for row in run(lm, requests)]
+    assert [row.tokens for row in run(lm, requests, rounded.narrower[0])] == plain
 
 
 def test_a_model_that_has_no_more_than_four_bits_decodes_ahead_in_these(stored, trained_model):
