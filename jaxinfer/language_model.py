@@ -450,7 +450,7 @@ class LanguageModel:
         if parsed.needs_dense_cache and self.programs.layout != DENSE:
             raise InvalidOption(f"strategy {parsed.name} needs the dense cache: load the model without another")
         check_strategy(parsed, self.programs.layout)
-        names, once = lambda: self.base_fingerprint, made_once(self._kept, self.load_times, lambda: self.fingerprint)
+        names, once = lambda: self.base_fingerprint, made_once(self._kept, self.load_times, params)
         target = Target(self.config, self.backend, params, self.speaks_like, on, names, self._checkpoint, once)
         if jax.tree.leaves(parsed.parameters):  # arrays are not compared, so an equal strategy may hold others
             return parsed.resolve(target)

@@ -13,6 +13,7 @@ from jaxinfer.checkpoint.load import each_param
 from jaxinfer.checkpoint.loaded import LoadedTensors
 from jaxinfer.checkpoint.matrix_readers import choose_reader
 from jaxinfer.checkpoint.source import Checkpoint
+from jaxinfer.decoding.strategy import MadeOnce
 from jaxinfer.errors import InvalidOption
 from jaxinfer.kept.folder import KeptFolder
 from jaxinfer.model_sparsity import check_stored
@@ -31,8 +32,8 @@ from jaxinfer.ops.few_bits.rounded_rows import MOST_INPUTS, NO_EXPERTS, multipli
 from jaxinfer.parallel.partitioner import Partitioner
 from jaxinfer.start_times import LoadTimes
 
-# Of converted weights that are kept.
-_MAX_WEIGHTS_BYTES = 4 << 30
+# Of converted weights that are kept, and of what is made of weights to draft with.
+_MAX_WEIGHTS_BYTES, _MAX_DRAFTING_BYTES = 4 << 30, 2 << 30
 
 _WEIGHTS = "load the model with weights int8 or int4:group=64"
 
@@ -139,22 +140,20 @@ def read_params(
             notice(f"{checkpoint.origin}: {line}")
     if kept is None or partitioner.mesh is not None:
         return convert()
-    weights = KeptParams(_folder(kept), times.notes)
+    weights = KeptParams(KeptFolder(Path(kept) / "weights", _MAX_WEIGHTS_BYTES), times.notes)
     # Weights are the same whatever is asked of steps.
     layout = (config, replace(backend, step_rows=1, activations=None, sparsity=None))
     return weights.load(checkpoint, layout if few_bits is None else (*layout, few_bits), convert)
 
 
-def made_once(
-    kept: str | Path | None, times: LoadTimes, fingerprint: Callable[[], str]
-) -> Callable[[Any, Callable[[], Params]], Params]:
-    """Return `Target.made_once` of the model with a fingerprint; ``kept`` is the folder, or None."""
+def made_once(kept: str | Path | None, times: LoadTimes, params: Params) -> MadeOnce:
+    """Return `Target.made_once` of a model with these parameters; ``kept`` is the folder, or None."""
 
-    def find(layout: Any, make: Callable[[], Params]) -> Params:
-        return make() if kept is None else KeptParams(_folder(kept), times.notes).load_made(fingerprint(), layout, make)
+    def find(layout: Callable[[], Any], make: Callable[[], Params]) -> Params:
+        if kept is None:
+            return make()
+        # Apart from converted weights, which must not have to make room for what is made of them.
+        folder = KeptFolder(Path(kept) / "drafting", _MAX_DRAFTING_BYTES)
+        return KeptParams(folder, times.notes).load_made(params, layout, make)
 
     return find
-
-
-def _folder(kept: str | Path) -> KeptFolder:
-    return KeptFolder(Path(kept) / "weights", _MAX_WEIGHTS_BYTES)

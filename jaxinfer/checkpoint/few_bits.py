@@ -157,7 +157,8 @@ def parse_few_bits(spec: str | None) -> FewBits | None:
     kept = _SHARES[given.get("kept", "1/2")]
     forms = {_SPARSE: TWO_OF_FOUR, "blocks": blocks(kept)}
     floats = replace(FP8, group=group, scale_type="float32") if "group" in given else FP8
-    forms |= {"int8": INT8, "fp8": floats, "mxfp4": MXFP4, "nf4": nf4(group), "int4": int4(group, is_symmetric)}
+    integers = replace(INT8, group=group) if "group" in given else INT8
+    forms |= {"int8": integers, "fp8": floats, "mxfp4": MXFP4, "nf4": nf4(group), "int4": int4(group, is_symmetric)}
     return FewBits(spec, forms.get(name), "only" in given)
 
 
@@ -169,8 +170,9 @@ _OPTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "int4": {"group": _SIZES, "symmetric": ("yes", "no"), **_ONLY},
         "nf4": {"group": _SIZES, **_ONLY},
         "blocks": {"kept": tuple(_SHARES), **_ONLY},
+        "int8": {"group": _SIZES, **_ONLY},
         "fp8": {"group": _SIZES, **_ONLY},
-        **dict.fromkeys(("int8", "mxfp4", _SPARSE, _GGUF), _ONLY),
+        **dict.fromkeys(("mxfp4", _SPARSE, _GGUF), _ONLY),
     }
 )
 

@@ -23,6 +23,7 @@ from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.kept.conditions import conditions, difference
 from jaxinfer.kept.folder import KeptFolder, NotKept
 from jaxinfer.kept.spelling import digest, spell
+from jaxinfer.models.fingerprint import fingerprint
 from jaxinfer.notation import Params
 from jaxinfer.ops.few_bits.formats import format_from
 from jaxinfer.ops.few_bits.panels import PanelArray
@@ -63,16 +64,16 @@ class KeptParams:
             return convert()
         return self._find(named, {"checkpoint": states}, convert)
 
-    def load_made(self, fingerprint: str, layout: Any, make: Callable[[], Params]) -> Params:
-        """Return what ``make`` does of the weights with a fingerprint, out of a file where it is kept.
+    def load_made(self, params: Params, layout: Callable[[], Any], make: Callable[[], Params]) -> Params:
+        """Return what ``make`` does of parameters, out of a file where it is kept; ``layout`` gives all else it is of.
 
-        Only for what decides no token: the fingerprint reads a part of the weights.
+        Only for what decides no token: parameters go by their fingerprint, which reads a part of them.
         """
         if jax.devices()[0].platform != "cpu":
             return make()
         try:
-            named = digest("made of", fingerprint, spell(layout))
-        except NotKept as reason:
+            named = digest("made of", fingerprint(params), spell(layout()))
+        except (NotKept, OSError) as reason:
             self.notes.append(f"not kept: {reason}")
             return make()
         return self._find(named, {}, make)
@@ -122,11 +123,15 @@ def _walk(
 ) -> Iterator[tuple[tuple[str, ...], dict[str, Any] | None, Any]]:
     """Yield the path of every array; of a quantized array's, its name too, and the array's form and panels."""
     for key, value in node.items():
+        if isinstance(value, Mapping | tuple) and not value:
+            raise NotKept(f"{'.'.join((*path, key))} is empty")
         if isinstance(value, tuple):
             yield from _walk({f"{_ITEM}{index}": item for index, item in enumerate(value)}, (*path, key))
         elif isinstance(value, Mapping):
             yield from _walk(value, (*path, key))
         elif isinstance(value, QuantizedArray):
+            if type(value) not in (QuantizedArray, PanelArray):
+                raise NotKept(f"{'.'.join((*path, key))} lies by columns")
             panels = [value.num_outputs, value.drafts] if isinstance(value, PanelArray) else None
             form = {**asdict(value.form), _PANELS: panels}
             yield from (((*path, key, name), form, part) for name, part in zip(value.form.part_names, value.matrix))

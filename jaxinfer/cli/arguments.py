@@ -166,8 +166,8 @@ def add_weights_argument(parser: Any) -> None:
     parser.add_argument(
         "--weights",
         metavar="W",
-        help="keep weights in few bits: int8, fp8, fp8:group=128, int4:group=64, nf4:group=64, mxfp4, or a GGUF file's "
-        "own, gguf; or half of them, 2:4 or blocks:kept=1/2",
+        help="keep weights in few bits: int8, int8:group=64, fp8, fp8:group=128, int4:group=64, nf4:group=64, mxfp4, "
+        "or a GGUF file's own, gguf; or half of them, 2:4 or blocks:kept=1/2",
     )
 
 

@@ -51,14 +51,22 @@ class Prefilled(NamedTuple):
     num_tokens: int
 
 
+MadeOnce = Callable[[Callable[[], Any], Callable[[], Params]], Params]
+
+
+def made_anew(layout: Callable[[], Any], make: Callable[[], Params]) -> Params:
+    """Return what ``make`` does, as `Target.made_once` where nothing is kept."""
+    return make()
+
+
 class Target(NamedTuple):
     """The model that a strategy is to serve, as far as loading what belongs to the strategy needs to know it.
 
     ``speaks_like`` tells whether a checkpoint's token ids mean the same text as the model's own; ``partitioner`` places
     what is loaded beside the model; ``fingerprint`` gives the model's (`jaxinfer.models.fingerprint`);
-    ``checkpoint`` is the model's, where it came of one. ``made_once`` returns what a function makes of the model's
-    parameters to draft with, out of a file if an earlier process kept it; its first argument is all else that decides
-    the result.
+    ``checkpoint`` is the model's, where it came of one. ``made_once(layout, make)`` returns what ``make`` makes of the
+    model's parameters to draft with, out of a file if an earlier process kept it; ``layout`` gives all else that
+    decides the result. It is for drafts that are accepted by match alone, on which no token depends.
     """
 
     config: DecoderConfig
@@ -68,7 +76,7 @@ class Target(NamedTuple):
     partitioner: Partitioner = ONE_DEVICE
     fingerprint: Callable[[], str | None] = lambda: None
     checkpoint: Checkpoint | None = None
-    made_once: Callable[[Any, Callable[[], Params]], Params] = lambda layout, make: make()
+    made_once: MadeOnce = made_anew
 
 
 def few_nodes(target: Target) -> int | None:

@@ -5,7 +5,7 @@ import functools
 import hashlib
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,13 @@ def digest(*texts: str) -> str:
     return found.hexdigest()[:40]
 
 
-def digest_of_folder(folder: Path) -> str | None:
-    """Return letters that stand for the names and bytes of a folder's files, None where not all of it can be read."""
-    try:
-        return digest(
-            *(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in sorted(folder.iterdir()))
-        )
-    except OSError:
-        return None
+def digest_of_files(paths: Iterable[Path]) -> str:
+    """Return letters that stand for the names and bytes of files; raises OSError for one that cannot be read."""
+    texts = []
+    for path in paths:
+        with path.open("rb") as file:
+            texts.append(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}")
+    return digest(*texts)
 
 
 def spell(value: Any, arguments: frozenset[int] = frozenset()) -> str:

@@ -13,7 +13,7 @@ from jaxinfer.checkpoint.few_bits import parse_few_bits
 from jaxinfer.checkpoint.gguf.block_parts import split_blocks
 from jaxinfer.checkpoint.gguf.blocks import dequantize_rows
 from jaxinfer.errors import InvalidCheckpoint, InvalidOption
-from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, INT8, MXFP4, int4, nf4
+from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, INT8, MXFP4, Format, int4, nf4
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray, is_quantized
 from tests.checkpoint.gguf.files import gguf_tensors, hf_tensors, random_blocks, write_gguf
 from tests.toys import write_tiny_llama
@@ -91,6 +91,26 @@ def test_kernels_are_rounded_and_tables_keep_eight_bits(tmp_path, scan_layers):
     assert lm.fingerprint != plain.fingerprint
 
 
+def test_eight_bits_in_groups_are_nearer_than_those_of_rows(tmp_path):
+    folder = write_tiny_llama(tmp_path, model_dim=128, ffn_dim=256, head_dim=32, num_layers=1)
+    plain, *rounded = (jaxinfer.load(folder, weights=name) for name in (None, "int8", "int8:group=32", "int8:group=64"))
+    kernels = [name for name, leaf in leaves(rounded[1]).items() if is_quantized(leaf) and leaf.form != INT8]
+    forms = [{leaves(lm)[name].form for name in kernels} for lm in rounded]
+    assert forms == [{INT8}, {Format(8, 32)}, {Format(8, 64)}]
+
+    def distance(lm):
+        return sum(np.square(on_host(leaves(lm)[name]) - np.asarray(leaves(plain)[name])).sum() for name in kernels)
+
+    of_rows, of_32, of_64 = map(distance, rounded)
+    assert of_32 < of_64 < 0.9 * of_rows
+    for lm in rounded[1:]:
+        found, drafted = (
+            lm.generate([[5, 9, 5, 9]], max_new_tokens=12, strategy=name)[0].tokens
+            for name in ("autoregressive", "prompt_lookup")
+        )
+        assert drafted == found
+
+
 def test_a_file_in_its_own_bits_is_the_model_that_it_is_without(tmp_path):
     path = write(tmp_path, "Q8_0")
     assert jaxinfer.load(path, weights="gguf").fingerprint == jaxinfer.load(path).fingerprint
@@ -117,7 +137,8 @@ SPECS = {
     "an unknown name": ("int5", "unknown weights 'int5'; use one of int8, int4, nf4, mxfp4, fp8, 2:4, blocks, gguf"),
     "an option that is none": ("int4:size=3", "unknown option 'size' of weights int4; its options are: group, symm"),
     "a group that is none": ("int4:group=48", "group='48' is none of 32, 64, 128"),
-    "an option of int8": ("int8:group=32", "unknown option 'group' of weights int8; its options are: only"),
+    "an option of int4": ("int8:symmetric=yes", "unknown option 'symmetric' of weights int8; its options are: group, "),
+    "a group that int8 has not": ("int8:group=16", "group='16' is none of 32, 64, 128"),
     "groups that do not divide": (
         "int4:group=128",
         r"rows of \d\d weights do not divide into groups of 128; use a small",

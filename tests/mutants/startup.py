@@ -73,15 +73,15 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "what a model drafts with is kept for any model",
         _PARAMS,
-        'digest("made of", fingerprint, spell(layout))',
-        'digest("made of", spell(layout))',
+        'digest("made of", fingerprint(params), spell(layout()))',
+        'digest("made of", spell(layout()))',
         _DRAFTERS,
     ),
     Fault(
         "heads are kept by their files' names",
         _SPELLING,
-        'f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}"',
-        'f"{path.name}"',
+        "f\"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\"",
+        "path.name",
         _DRAFTERS,
     ),
     Fault(
@@ -96,6 +96,20 @@ FAULTS: tuple[Fault, ...] = (
         "jaxinfer/decoding/drafting/loaded_model.py",
         "shares_much = few_bits.only_experts or form.kept is not None",
         "shares_much = False",
+        _DRAFTERS,
+    ),
+    Fault(
+        "drafts by rejection are of weights that a fingerprint tells apart",
+        "jaxinfer/decoding/strategies/draft_model.py",
+        'own = target if self.acceptance == "match" else target._replace(made_once=made_anew)',
+        "own = target",
+        _DRAFTERS,
+    ),
+    Fault(
+        "what is empty is forgotten",
+        _PARAMS,
+        "if isinstance(value, Mapping | tuple) and not value:",
+        "if False:",
         _DRAFTERS,
     ),
 )

@@ -28,7 +28,7 @@ PUBLISHED = [
     *(ZEROS, replace(ZEROS, group=32, scale_type=None), Format(8, None, has_zeros=True), Format(8, 64, has_zeros=True)),
     *(replace(ZEROS, group=None, scale_type=None), replace(FP8, group=128, scale_type="float32")),
 ]
-FORMS = [*GGUF_FORMATS.values(), INT8, *INT4S, nf4(64), FP8, *PUBLISHED]
+FORMS = [*GGUF_FORMATS.values(), INT8, replace(INT8, group=128), *INT4S, nf4(64), FP8, *PUBLISHED]
 # Each way of widening, with and without minima, and each number of runs in a group.
 SOME = [*map(GGUF_FORMATS.get, ("Q4_1", "Q8_0", "Q5_K", "Q6_K")), INT8, int4(64, True), int4(128, False), FP8, ZEROS]
 SOME.append(MXFP4)

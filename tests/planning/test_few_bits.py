@@ -22,6 +22,7 @@ TINY = dataclasses.replace(LLAMA_2_7B, **SIZES)
 # A kernel's weights, with scales and minima, over weights in bfloat16.
 BITS = {
     "int8": 8,
+    "int8:group=64": 8.25,
     "int4:group=64": 4 + 32 / 64,
     "int4:group=128,symmetric=yes": 4 + 16 / 128,
     "nf4:group=64": 4 + 16 / 64,

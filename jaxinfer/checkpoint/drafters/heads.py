@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.checkpoint.described import Files, read_settings
-from jaxinfer.checkpoint.drafters.shipped import check_fingerprint
+from jaxinfer.checkpoint.drafters.shipped import TREE, check_fingerprint
 from jaxinfer.checkpoint.hf_folder import read_json_object, refuse_pickle
 from jaxinfer.checkpoint.safetensors_file import SafetensorsFile
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint, shown
@@ -97,6 +97,12 @@ def read_heads(
     if description.draft_ids is not None:
         head_params["ids"] = jnp.asarray(description.draft_ids, jnp.int32)
     return head_params
+
+
+def heads_files(folder: Path) -> list[Path]:
+    """Return the files of a folder that `read_heads` reads, or that choose a tree for them."""
+    names = (_OWN, _OWN_WEIGHTS, _MEDUSA, _MEDUSA_WEIGHTS, TREE)
+    return [folder / name for name in names if (folder / name).is_file()]
 
 
 def write_heads(

@@ -10,7 +10,7 @@ from jaxinfer.checkpoint.few_bits import FewBits, parse_few_bits
 from jaxinfer.checkpoint.first_layers import check_layers, first_layers
 from jaxinfer.checkpoint.matrix_readers import choose_reader
 from jaxinfer.checkpoint.open import open_checkpoint
-from jaxinfer.decoding.strategy import Target
+from jaxinfer.decoding.strategy import Target, made_anew
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig, shallower
 from jaxinfer.models.decoder import abstract_params
@@ -97,10 +97,8 @@ def in_fewer_bits(strategy: str, few_bits: FewBits | None, target: Target, layer
 
     # What is not rounded is the target's own; a file would hold another copy of it.
     shares_much = few_bits.only_experts or form.kept is not None
-    if shares_much or part.backend.mesh is not None:
-        params = rounded()
-    else:
-        params = target.made_once((config, replace(backend, activations=None), few_bits), rounded)
+    once = made_anew if shares_much or part.backend.mesh is not None else target.made_once
+    params = once(lambda: (config, replace(backend, activations=None), few_bits), rounded)
     return LoadedModel(part.config, part.backend, params)
 
 

@@ -49,8 +49,8 @@ class TreeDrafter(Strategy):
         return replace(self, sum_nodes=nodes)
 
     def narrowed(self, nodes: int) -> "TreeDrafter":
-        """Return this drafter, which has been resolved, for a sum of fewer nodes that begins as it would."""
-        return replace(self, paths=paths_for(self.paths, nodes, is_summed=True)) if self.paths else self
+        """Return what, resolved as this is and with its memory, drafts for a sum of fewer nodes: by default this."""
+        return self
 
     def folder_for(self, target: Target) -> Path:
         """Return the folder to read parameters from; raises InvalidOption where there is none."""

@@ -15,13 +15,14 @@ from jaxinfer.decoding.strategies.cascade import FEW_NODES, Cascade, CascadeMemo
 from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
 from jaxinfer.decoding.strategy import Prefilled, Proposal, Strategy, Target, Verified, few_nodes
 from jaxinfer.models.model import Model
+from jaxinfer.ops.few_bits.formats import INT8
 from jaxinfer.ops.few_bits.quantized_array import is_quantized
 
 # Where rows are free: of 8 texts that is as many as a chip multiplies while the weights arrive (240 on v5e).
 _MOST_NODES = 32
 # Weights in few bits arrive sooner: on a CPU a third row is the last that hardly costs more (steps of 1, 2, 3, 4 and 8
 # nodes of the default model in 4 bits: 5.0, 5.0, 5.6, 7.0, 9.6 ms).
-_NODES_OF_FEW_BITS = 3
+_NODES_OF_FEW_BITS, _FEWER_ARE_FEW = 3, 4
 _NONE = "none"
 
 
@@ -75,9 +76,11 @@ class Auto(SumOfDrafters):
 
     @property
     def fewer_nodes(self) -> tuple[int, ...]:
-        """Half as many, and half of that, and so on; of weights in few bits as many as cost little."""
-        few = _NODES_OF_FEW_BITS if self.is_in_few_bits else 0
-        return (few,) if self._least_nodes <= few < self.nodes else super().fewer_nodes
+        """Half as many, and half of that, and so on; in 4 bits, at last as many as cost little."""
+        halves, few = super().fewer_nodes, _NODES_OF_FEW_BITS
+        if not self.is_in_few_bits or few < self._least_nodes or self.nodes <= few:
+            return halves
+        return *(nodes for nodes in halves if nodes > _FEWER_ARE_FEW), few
 
     def bounded_for(self, target: Target) -> "SumOfDrafters":
         """Choose the most nodes of a step, of which fewer are verified where that is faster."""
@@ -90,7 +93,7 @@ class Auto(SumOfDrafters):
         resolved = super(Auto, asked).resolve(target)
         assert isinstance(resolved, Auto)
         blocks = jax.tree.leaves(target.params["blocks"], is_leaf=is_quantized)
-        is_in_few_bits = few_nodes(target) is not None and any(map(is_quantized, blocks))
+        is_in_few_bits = few_nodes(target) is not None and any(getattr(each, "form", INT8).bits == 4 for each in blocks)
         return replace(resolved, cascade=_cascade(resolved, target), is_in_few_bits=is_in_few_bits)
 
     def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> Any:

@@ -19,7 +19,7 @@ from jaxinfer.decoding.options import check_choice, check_range
 from jaxinfer.decoding.programs import PREFILL_CHUNK
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.step import forward_prompt
-from jaxinfer.decoding.strategy import Prefilled, Proposal, Strategy, Target, Verified
+from jaxinfer.decoding.strategy import Prefilled, Proposal, Strategy, Target, Verified, made_anew
 from jaxinfer.decoding.trees.dynamic import Growth, check_growth, read_growth
 from jaxinfer.decoding.trees.static import Paths, read_tree, tree_depth
 from jaxinfer.decoding.trees.tree import chain
@@ -179,7 +179,9 @@ class DraftModel(Strategy):
             raise InvalidOption("draft_model: name the draft model, as in draft_model:model=PATH_OR_HUB_ID")
         few_bits = parse_few_bits(self.weights or ("int4:group=32" if self.model == _SELF else None))
         if self.model == _SELF:
-            return replace(shaped, **in_fewer_bits(self.name, few_bits, target, self.layers)._asdict())
+            # By rejection the text depends on what drafts.
+            own = target if self.acceptance == "match" else target._replace(made_once=made_anew)
+            return replace(shaped, **in_fewer_bits(self.name, few_bits, own, self.layers)._asdict())
         return replace(shaped, **load_draft_model(self.name, self.model, target, self.layers, few_bits)._asdict())
 
     @property

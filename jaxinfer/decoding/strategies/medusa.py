@@ -5,16 +5,34 @@ from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 
-from jaxinfer.checkpoint.drafters.heads import read_heads
+from jaxinfer.checkpoint.drafters.heads import heads_files, read_heads
 from jaxinfer.decoding.acceptance.walk import Walk
 from jaxinfer.decoding.drafting.growing_drafter import GrowingDrafter, guess_by_depth
 from jaxinfer.decoding.options import check_choice, check_range
 from jaxinfer.decoding.state import DecodeState
-from jaxinfer.decoding.strategy import LastNode, Prefilled, Proposal, Target, Verified, current_tokens, few_nodes
+from jaxinfer.decoding.strategy import (
+    LastNode,
+    Prefilled,
+    Proposal,
+    Target,
+    Verified,
+    current_tokens,
+    few_nodes,
+    made_anew,
+)
 from jaxinfer.decoding.trees.dynamic import Beams, Growth, Guess, check_growth, follow, grow, read_growth
-from jaxinfer.decoding.trees.static import CAUTION, Paths, all_valid, fill_tree, lay_out, tree_depth
+from jaxinfer.decoding.trees.static import (
+    CAUTION,
+    OWN_TREE,
+    Paths,
+    all_valid,
+    fill_tree,
+    lay_out,
+    paths_for,
+    tree_depth,
+)
 from jaxinfer.errors import InvalidOption
-from jaxinfer.kept.spelling import digest_of_folder
+from jaxinfer.kept.spelling import digest_of_files
 from jaxinfer.models.drafters.four_bits import heads_in_four_bits
 from jaxinfer.models.drafters.heads import (
     head_logits,
@@ -89,10 +107,27 @@ class Medusa(GrowingDrafter):
             params = {**params, "heads": params["heads"][: shaped(params).max_depth]}
             return heads_in_four_bits(params, backend)
 
-        read = None if folder is None or backend.mesh is not None else digest_of_folder(folder)
-        layout = paths, growth, num_nodes, target.config, target.backend
-        params = prepared() if read is None else target.made_once(("heads", read, *layout), prepared)
+        def layout() -> Any:
+            assert folder is not None
+            return (
+                "heads",
+                digest_of_files(heads_files(folder)),
+                paths,
+                growth,
+                num_nodes,
+                target.config,
+                target.backend,
+            )
+
+        # By typical acceptance the text depends on what drafts.
+        is_kept = folder is not None and backend.mesh is None and self.acceptance == "match"
+        params = (target.made_once if is_kept else made_anew)(layout, prepared)
         return replace(shaped(params), params=target.partitioner.place_heads(params))
+
+    def narrowed(self, nodes: int) -> "Medusa":
+        if self.growth is not None or self.tree not in ("", OWN_TREE):
+            return self
+        return replace(self, paths=paths_for(self.paths, nodes, is_summed=True))
 
     def start(self, model: Model, params: Params, state: DecodeState, prefilled: Prefilled) -> Float[Array, "B D"]:
         return prefilled.hidden_BD

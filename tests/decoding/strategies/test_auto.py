@@ -24,9 +24,9 @@ from jaxinfer.engine.device import Device, by_nodes
 from jaxinfer.engine.pace import Pace
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.few_bits import in_few_bits
-from jaxinfer.ops.few_bits.formats import int4
+from jaxinfer.ops.few_bits.formats import INT8, int4
 from jaxinfer.ops.few_bits.quantized_array import is_quantized
-from tests.decoding.rows import request, run
+from tests.decoding.rows import run
 from tests.engine.harness import SMALL, Arrival, Harness
 from tests.toys import TINY_LLAMA, encode_bytes, float32_backend, random_params
 
@@ -148,28 +148,42 @@ def stored():
     return LanguageModel(config, params, float32_backend())
 
 
-def test_where_rows_cost_time_weights_in_few_bits_are_read_for_a_few_nodes_or_for_many():
-    config, rng = replace(TINY_LLAMA, num_layers=1), np.random.default_rng(0)
-    whole, backend = random_params(config), float32_backend()
-    few = in_few_bits(whole, int4(32, False), "toy")
-    width = config.model_dim
+@pytest.fixture(scope="module")
+def drafters():
+    """Heads that know nothing, and the text."""
+    rng, width = np.random.default_rng(0), TINY_LLAMA.model_dim
     kernels = [jnp.asarray(rng.normal(size=(width, width)), jnp.float32) for _ in range(3)]
     heads = {"heads": tuple({"blocks": ({"kernel": kernel, "bias": jnp.zeros(width)},)} for kernel in kernels)}
-    drafters = Medusa(params=heads, paths=((0,), (0, 0), (1,), (0, 0, 0), (2,))), PromptLookup()
-    own, rounded, on_chip = (
+    return Medusa(params=heads, paths=((0,), (0, 0), (1,), (0, 0, 0), (2,))), PromptLookup()
+
+
+def test_where_rows_cost_time_weights_in_four_bits_are_read_for_a_few_nodes_or_for_many(drafters):
+    config, backend = replace(TINY_LLAMA, num_layers=1), float32_backend()
+    whole = random_params(config)
+    few, bytes_ = (in_few_bits(whole, form, "toy") for form in (int4(32, False), INT8))
+    own, rounded, in_bytes, on_chip = (
         Auto(drafters).resolve(Target(config, replace(backend, platform=platform), params))
-        for params, platform in ((whole, "cpu"), (few, "cpu"), (few, "tpu"))
+        for params, platform in ((whole, "cpu"), (few, "cpu"), (bytes_, "cpu"), (few, "tpu"))
     )
-    assert [each.nodes for each in own.narrower] == [4]
-    assert [each.nodes for each in rounded.narrower] == [3]
-    assert [each.nodes for each in on_chip.narrower] == [16, 8, 4]
-    # Fewer nodes ask fewer heads.
+    nodes = [[each.nodes for each in one.narrower] for one in (own, rounded, in_bytes, on_chip)]
+    assert nodes == [[4], [3], [4], [16, 8, 4]]
+    assert [each.nodes for each in replace(rounded, nodes=32).narrower] == [16, 8, 3]
+    # Fewer nodes ask fewer heads, of a tree that nobody has named.
     assert [each.narrower[-1].parts[0].max_depth for each in (own, rounded)] == [3, 2]
     assert rounded.parts[0].max_depth == 3
-    lm = LanguageModel(config, few, backend)
-    requests = [request([5, 9, 5, 9], 24), request([7], 24, SamplingParams(temperature=0.9, seed=3))]
-    plain = [row.tokens for row in run(lm, requests)]
-    assert [row.tokens for row in run(lm, requests, rounded.narrower[0])] == plain
+    named = replace(rounded, parts=(replace(rounded.parts[0], tree="chain:3"), *rounded.parts[1:]))
+    assert named.narrower[0].parts == named.parts
+
+
+@pytest.mark.slow
+def test_windows_of_few_nodes_and_of_many_share_what_drafters_remember(drafters, nodes):
+    config = replace(TINY_LLAMA, num_layers=1)
+    lm = LanguageModel(config, in_few_bits(random_params(config), int4(32, False), "toy"), float32_backend())
+    made = Harness(lm, lm.resolve(Auto(drafters, weights="none")), replace(SMALL, max_rows=2, pages=40))
+    requests = [Request(encode_bytes(prompt), 60, replace(SAMPLING, seed=len(prompt))) for prompt in PROMPTS]
+    found = [each.tokens for each in made.serve([Arrival(0, request) for request in requests])]
+    assert {1, 3, 8} <= set(nodes)
+    assert found == [[*one.prompt, *row.tokens] for one, row in zip(requests, run(lm, requests))]
 
 
 def test_a_model_that_has_no_more_than_four_bits_decodes_ahead_in_these(stored, trained_model):

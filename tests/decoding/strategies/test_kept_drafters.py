@@ -13,6 +13,7 @@ import pytest
 from jaxinfer import LanguageModel
 from jaxinfer.checkpoint.drafters.heads import write_heads
 from jaxinfer.checkpoint.kept_params import WRITER
+from jaxinfer.errors import InvalidOption
 from jaxinfer.ops.few_bits.panels import PanelArray
 from tests.toys import TINY_LLAMA, float32_backend, random_params
 
@@ -97,13 +98,45 @@ def test_other_weights_and_other_files_are_not_mistaken_for_those_that_are_kept(
     assert_same(params, resolved(spec, None)[0])
 
 
-@pytest.mark.parametrize("spec", ["cascade:weights=int4:group=48", "draft_model:model=self,weights=int4:group=48"])
-def test_bits_that_do_not_fit_are_refused_where_things_are_kept_too(tmp_path: Path, spec: str) -> None:
-    with pytest.raises(ValueError, match="group"):
-        resolved(spec, tmp_path / "kept")
+@pytest.mark.parametrize("name", ["cascade:weights=int4:group=128", "draft_model:model=self,weights=int4:group=128"])
+def test_bits_that_do_not_fit_are_refused_where_things_are_kept_too(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidOption, match="do not divide into groups of 128"):
+        resolved(name, tmp_path / "kept")
+    assert not files(tmp_path / "kept")
 
 
 def test_nothing_is_kept_twice_that_is_the_models_own(tmp_path: Path) -> None:
     params, _ = resolved("draft_model:model=self,weights=2:4", tmp_path / "kept")
-    assert not list((tmp_path / "kept").glob("weights/*"))
+    assert not files(tmp_path / "kept")
     assert params["embed"]["embedding"] is PARAMS["embed"]["embedding"]
+
+
+@pytest.mark.parametrize("name", ["draft_model:model=self,verify=rejection", "medusa:heads={heads},verify=typical"])
+def test_what_the_text_depends_on_is_made_anew(tmp_path: Path, name: str) -> None:
+    """A fingerprint reads a part of the weights."""
+    write_heads(tmp_path / "heads", random_heads(0), CONFIG.vocab_size)
+    name = name.format(heads=tmp_path / "heads")
+    for _ in range(2):
+        _, notes = resolved(f"{name},tree=chain:2" if "medusa" in name else name, tmp_path / "kept")
+        assert notes == []
+    assert not files(tmp_path / "kept")
+
+
+def test_what_a_file_cannot_hold_is_made_anew_and_that_is_said(tmp_path: Path) -> None:
+    """Heads without blocks of their own."""
+    outputs = [np.random.default_rng(seed).normal(size=(CONFIG.vocab_size, 64)) for seed in range(2)]
+    heads = {"heads": tuple({"blocks": (), "output": {"kernel": jnp.asarray(each, jnp.float32)}} for each in outputs)}
+    write_heads(tmp_path / "heads", heads, CONFIG.vocab_size)
+    for _ in range(2):
+        params, notes = resolved(f"medusa:heads={tmp_path / 'heads'},tree=chain:2", tmp_path / "kept")
+        assert notes == ["not kept: heads.item 0.blocks is empty"]
+        assert params["heads"][0]["blocks"] == ()
+
+
+def test_what_drafts_takes_no_room_from_the_weights(tmp_path: Path) -> None:
+    resolved("draft_model:model=self", tmp_path / "kept")
+    assert [path.parent.name for path in files(tmp_path / "kept")] == ["drafting"]
+
+
+def files(kept: Path) -> list[Path]:
+    return list(kept.glob("*/*.parameters"))
