@@ -117,8 +117,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "on chips too weights in few bits are read for few nodes",
         "jaxinfer/decoding/strategies/auto.py",
-        'few_nodes(target) is not None and any(getattr(each, "form", INT8).bits == 4 for each in blocks)',
-        'any(getattr(each, "form", INT8).bits == 4 for each in blocks)',
+        "is_in_four_bits = few_nodes(target) is not None and any(in_four_bits)",
+        "is_in_four_bits = any(in_four_bits)",
         "tests/decoding/strategies/test_auto.py::"
         "test_where_rows_cost_time_weights_in_four_bits_are_read_for_a_few_nodes_or_for_many",
     ),

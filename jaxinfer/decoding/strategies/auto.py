@@ -15,14 +15,13 @@ from jaxinfer.decoding.strategies.cascade import FEW_NODES, Cascade, CascadeMemo
 from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
 from jaxinfer.decoding.strategy import Prefilled, Proposal, Strategy, Target, Verified, few_nodes
 from jaxinfer.models.model import Model
-from jaxinfer.ops.few_bits.formats import INT8
 from jaxinfer.ops.few_bits.quantized_array import is_quantized
 
 # Where rows are free: of 8 texts that is as many as a chip multiplies while the weights arrive (240 on v5e).
 _MOST_NODES = 32
-# Weights in few bits arrive sooner: on a CPU a third row is the last that hardly costs more (steps of 1, 2, 3, 4 and 8
-# nodes of the default model in 4 bits: 5.0, 5.0, 5.6, 7.0, 9.6 ms).
-_NODES_OF_FEW_BITS, _FEWER_ARE_FEW = 3, 4
+# Weights in 4 bits arrive sooner: on a CPU a third row is the last that hardly costs more (steps of 1, 2, 3, 4 and 8
+# nodes of the default model: 5.0, 5.0, 5.6, 7.0, 9.6 ms), so three nodes stand for what else has four.
+_FOUR_BITS, _NODES_OF_FOUR_BITS, _FEWEST_ELSE = 4, 3, 4
 _NONE = "none"
 
 
@@ -42,7 +41,7 @@ class Auto(SumOfDrafters):
     parts: tuple[Strategy, ...] = field(default=UNTRAINED, repr=False)
     weights: str = ""
     cascade: Cascade | None = field(default=None, repr=False)
-    is_in_few_bits: bool = field(default=False, repr=False)
+    is_in_four_bits: bool = field(default=False, repr=False)
 
     @property
     def adapts(self) -> bool:
@@ -77,10 +76,10 @@ class Auto(SumOfDrafters):
     @property
     def fewer_nodes(self) -> tuple[int, ...]:
         """Half as many, and half of that, and so on; in 4 bits, at last as many as cost little."""
-        halves, few = super().fewer_nodes, _NODES_OF_FEW_BITS
-        if not self.is_in_few_bits or few < self._least_nodes or self.nodes <= few:
+        halves, few = super().fewer_nodes, _NODES_OF_FOUR_BITS
+        if not self.is_in_four_bits or few < self._least_nodes or self.nodes <= few:
             return halves
-        return *(nodes for nodes in halves if nodes > _FEWER_ARE_FEW), few
+        return *(nodes for nodes in halves if nodes > _FEWEST_ELSE), few
 
     def bounded_for(self, target: Target) -> "SumOfDrafters":
         """Choose the most nodes of a step, of which fewer are verified where that is faster."""
@@ -93,8 +92,9 @@ class Auto(SumOfDrafters):
         resolved = super(Auto, asked).resolve(target)
         assert isinstance(resolved, Auto)
         blocks = jax.tree.leaves(target.params["blocks"], is_leaf=is_quantized)
-        is_in_few_bits = few_nodes(target) is not None and any(getattr(each, "form", INT8).bits == 4 for each in blocks)
-        return replace(resolved, cascade=_cascade(resolved, target), is_in_few_bits=is_in_few_bits)
+        in_four_bits = (is_quantized(each) and each.form.bits == _FOUR_BITS for each in blocks)
+        is_in_four_bits = few_nodes(target) is not None and any(in_four_bits)
+        return replace(resolved, cascade=_cascade(resolved, target), is_in_four_bits=is_in_four_bits)
 
     def start(self, model: Model, params: Any, state: DecodeState, prefilled: Prefilled) -> Any:
         memory = super().start(model, params, state, prefilled)

@@ -109,15 +109,8 @@ class Medusa(GrowingDrafter):
 
         def layout() -> Any:
             assert folder is not None
-            return (
-                "heads",
-                digest_of_files(heads_files(folder)),
-                paths,
-                growth,
-                num_nodes,
-                target.config,
-                target.backend,
-            )
+            tree = paths, growth, num_nodes
+            return "heads", digest_of_files(heads_files(folder)), tree, target.config, target.backend
 
         # By typical acceptance the text depends on what drafts.
         is_kept = folder is not None and backend.mesh is None and self.acceptance == "match"
