@@ -80,6 +80,11 @@ def test_it_equals_the_dense_forward_that_rotates_by_cache_index(case):
         assert all(row.counts.drafted > row.counts.accepted for row in rows)
 
 
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param("llama", marks=pytest.mark.exhaustive), pytest.param("gemma", marks=pytest.mark.slow)],
+    indirect=True,
+)
 def test_the_reference_tells_other_caches_apart(case):
     """Another sink, another window or no cache at all gives other log-probabilities, by far more than the tolerance."""
     config, params, lm = case

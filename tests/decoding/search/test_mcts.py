@@ -72,7 +72,9 @@ def recorded(lm: LanguageModel, strategy: TreeSearch = SEARCH, value: Callable =
     return results, [searches[tuple(prompt)] for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("policy", ["gumbel", pytest.param("puct", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "policy", [pytest.param("gumbel", marks=pytest.mark.slow), pytest.param("puct", marks=pytest.mark.exhaustive)]
+)
 def test_a_value_that_is_the_same_for_all_texts_leaves_the_text_of_plain_decoding(lm, plain, policy):
     """For Gumbel at any temperature, in every bit; PUCT draws among the few tokens that it tries."""
     found = written(lm, replace(SEARCH, policy=policy), indifferent)
