@@ -27,9 +27,30 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "zeros of rows of 8 bits are subtracted without the row's scale",
         f"{_KERNELS}/product_code.py",
-        "zeros_function(vectors, form.group is not None or has_grouped_tiles(vectors, form))",
+        "zeros_function(vectors, form.group is not None or numbers is not None)",
         "zeros_function(vectors, form.group is not None)",
         f"{_PANEL_PRODUCTS}::test_products_have_the_bits_of_those_by_rows",
+    ),
+    Fault(
+        "a row's numbers are divided by what the code before theirs is larger, where no pairs are multiplied",
+        f"{_KERNELS}/floats.py",
+        'f"float {2.0 ** -self._shift(at)}"',
+        'f"float {2.0 ** -self._shift(at - 1)}"',
+        f"{_PRODUCTS}::test_another_processors_vectors_add_the_same",
+    ),
+    Fault(
+        "the last code of an integer is a negative number, where no pairs are multiplied",
+        f"{_KERNELS}/floats.py",
+        '("lshr", 4 * at)',
+        '("ashr", 4 * at)',
+        f"{_PRODUCTS}::test_another_processors_vectors_add_the_same",
+    ),
+    Fault(
+        "a byte keeps those below it as a fraction, where no pairs are multiplied",
+        f"{_KERNELS}/floats.py",
+        "_BYTES_OF_LINE if place % 4 < 3 else",
+        "place if place % 4 < 3 else",
+        f"{_PRODUCTS}::test_another_processors_vectors_add_the_same",
     ),
     Fault(
         "only the first run of a row that is one group is multiplied",
@@ -61,8 +82,8 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "a panel's codes stand for what is 8 less, whatever their bits",
-        f"{_PANELS}/rows_in_bytes.py",
-        "return 128 if form.bits == 8 else form.offset or 0",
+        "jaxinfer/ops/cpu_kernels/rounded_rows/byte_sums.py",
+        "return form.offset or 0",
         "return 8",
         f"{_PANEL_PRODUCTS}::test_drafts_are_products_of_rows_rounded_in_groups",
     ),
@@ -187,7 +208,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "a row's pairs are neighbours, where a word of codes has those of every second number",
-        f"{_KERNELS}/grouped_tiles.py",
+        f"{_KERNELS}/pairs.py",
         "4 * four + 2 * word + (0, 16, 1, 17)[half]",
         "8 * four + 2 * half + word",
         f"{_PRODUCTS}::test_rows_times_codes_of_any_shape",

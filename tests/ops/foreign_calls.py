@@ -14,6 +14,7 @@ import pytest
 from llvmlite import binding as llvm
 
 from jaxinfer.ops.cpu_kernels import machine_code
+from jaxinfer.ops.cpu_kernels.few_bits.product_code import row_dtype
 
 HOST = machine_code.host_vectors()
 assert HOST is not None, "the tests need llvmlite"
@@ -143,7 +144,9 @@ class Calls:
 
     def products(self, vectors, rows_MK, matrices):
         """Return the products of rows with matrices in few bits."""
-        rows_MK = rows_MK.astype(jnp.dtype(vectors.row_dtype("bfloat16")))
+        form = matrices[0].form
+        dtype = vectors.row_dtype("bfloat16") if form.kept is not None else row_dtype(vectors, form)
+        rows_MK = rows_MK.astype(jnp.dtype(dtype))
         operands = [part for matrix in matrices for part in matrix.matrix]
         return self.call([rows_MK, *operands], [(len(rows_MK), each.shape[0]) for each in matrices])
 

@@ -26,10 +26,12 @@ from jaxinfer.ops.cpu_kernels.best import (
     best_places_of_classes,
 )
 from jaxinfer.ops.cpu_kernels.norms import layer_norm_module
+from jaxinfer.ops.cpu_kernels.panels.products import module_of
 from jaxinfer.ops.cpu_kernels.product_code import dot_module
 from jaxinfer.ops.cpu_kernels.rows import rows_module, take_rows
 from jaxinfer.ops.cpu_kernels.tiles import Vectors, describe_vectors
 from jaxinfer.ops.embedding import embed
+from jaxinfer.ops.few_bits.formats import INT8, int4
 from jaxinfer.ops.matmul import product
 from tests.ops.foreign_calls import HOST, POOLS, SMALLER, Calls, drawn
 from tests.ops.test_cpu_attention import attend_directly, check_attention
@@ -118,8 +120,27 @@ def test_code_of_other_makes_is_encoded(triple, processor, features, register):
         best_of_classes_module(vectors),
         rows_module(vectors),
         layer_norm_module(vectors),
+        *(module_of(vectors, form, "exact", "bfloat16", 1) for form in (INT8, int4(32, False))),
     ):
         assert machine.emit_object(parsed(assembly, triple))
+
+
+@pytest.mark.parametrize(
+    ("processor", "more", "instruction", "register"),
+    [
+        ("alderlake", ("avx", "avx2", "f16c", "avxvnni"), "vpdpbusd", "ymm0"),
+        pytest.param("haswell", ("avx", "avx2", "f16c"), "vpmaddubsw", "ymm0", marks=pytest.mark.slow),
+        pytest.param("icelake-server", ("avx512f", "f16c", "avx512vnni"), "vpdpbusd", "zmm0", marks=pytest.mark.slow),
+    ],
+)
+def test_bytes_are_multiplied_by_the_best_instruction_of_a_processor(processor, more, instruction, register):
+    triple, features = "x86_64-unknown-linux-gnu", dict.fromkeys(more, True)
+    vectors, machine = describe_vectors(triple, features), machine_of(triple, processor, features)
+    for form in (INT8, int4(32, False)):
+        assembly = machine.emit_assembly(parsed(module_of(vectors, form, "drafting", "float32", 1), triple))
+        products = [line for line in assembly.splitlines() if f"\t{instruction}\t" in line]
+        assert any(register[:3] in line for line in products)
+        assert not any(f"\t{other}\t" in assembly for other in {"vpdpbusd", "vpmaddubsw"} - {instruction})
 
 
 def machine_of(triple, processor, features):

@@ -32,6 +32,8 @@ from tests.ops.test_cpu_kernels import machine_of, parsed
 from tests.ops.test_cpu_products import any_shape, check_multiply
 
 HAS_UNIT = HOST.tiles_bfloat16
+# What kernels are given as rows of bfloat16.
+DTYPE = jnp.dtype("bfloat16" if HAS_UNIT else HOST.row_dtype("bfloat16"))
 ROWS = 1, 2, 7, 16, 17, 33, 64, 200
 
 
@@ -44,6 +46,7 @@ def multiply_each(rows_IMK, stacks, layer, outputs, calls=None):
     """Call the kernel as XLA does."""
     shapes = [(*rows_IMK.shape[:2], count) for count in outputs]
     scratch = [(scratch_numbers(*rows_IMK.shape) // 2,)] if HAS_UNIT else []
+    rows_IMK = rows_IMK.astype(DTYPE, copy=False)
     arguments = [rows_IMK, np.array(layer, np.int32), *stacks]
     return (calls or calls_of(len(outputs))).call(arguments, [*shapes, *scratch])[: len(outputs)]
 
@@ -136,7 +139,7 @@ def at_a_border(array):
 def test_nothing_is_read_past_the_end():
     rng = np.random.default_rng(9)
     for rows, outputs in itertools.product((1, 5, 18), (1, 15, 17, 49)):
-        rows_IMK = at_a_border(drawn(rng, (1, rows, 64), "bfloat16"))
+        rows_IMK = at_a_border(drawn(rng, (1, rows, 64), "bfloat16").astype(DTYPE))
         stack = at_a_border(drawn(rng, (1, 1, outputs, 64), "bfloat16"))
         (found,) = multiply_each(rows_IMK, [stack], 0, [outputs])
         np.testing.assert_allclose(found[0], exact(rows_IMK)[0] @ exact(stack)[0, 0].T, atol=1e-4)
@@ -200,7 +203,7 @@ def test_a_fresh_process_is_given_the_code():
     objects = machine_code.compiled_objects()
     (target,) = (each for each in objects if each.startswith(_name(HOST)))
     shapes = [((1, 20, 40), "float32"), *([((scratch_numbers(1, 20, 64),), "bfloat16")] if HAS_UNIT else [])]
-    operands = rows_MK[None], np.int32(0), weights_NK[None, None]
+    operands = rows_MK[None].astype(DTYPE), np.int32(0), weights_NK[None, None]
     given_to = pickle.dumps((target, {target: objects[target]}, operands, shapes))
     run = subprocess.run(
         [sys.executable, "-c", _FRESH], input=given_to, capture_output=True, check=True, env=_on_a_cpu(), timeout=120

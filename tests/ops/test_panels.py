@@ -22,7 +22,7 @@ from jaxinfer.ops.few_bits.panels import in_panels, lies_in_panels
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.matmul import linear, linears, product
 from jaxinfer.ops.stacked_products import multiply_stacked
-from tests.ops.foreign_calls import HOST, POOLS, Calls, beside_a_guard, check_products, exact
+from tests.ops.foreign_calls import HOST, POOLS, SMALLER, Calls, beside_a_guard, check_products, exact
 from tests.ops.rounded_in_groups import rounded_in_groups
 from tests.ops.test_rounded_rows import padded
 
@@ -40,9 +40,10 @@ SLOW = (MXFP4, nf4(128), GGUF_FORMATS["Q4_0"], int4(128, False), Format(8, 64, h
 # A matrix has whole units of the largest form.
 UNIT = 256
 
-# With instructions for bytes, where there are such, and without.
-WITHOUT = replace(HOST, dots_bytes=False)
-PROCESSORS = [pytest.param(HOST, id="host"), pytest.param(WITHOUT, id="no bytes")]
+# With instructions that add four products of bytes, where there are such, or two, and without.
+WITHOUT = replace(HOST, dots_bytes=0, pairs_bytes=False)
+PAIRS = replace(HOST, dots_bytes=0)
+HOW_BYTES = "host", "pairs", "no bytes"
 few_examples = settings(derandomize=True, max_examples=8, deadline=None)
 any_shape = given(st.one_of(st.integers(1, 9), st.sampled_from([17, 40])), st.integers(1, 3), st.integers(1, 50))
 
@@ -124,17 +125,32 @@ def test_drafts_are_products_of_rows_rounded_in_groups(form, rows, units, output
 @few_examples
 @any_shape
 def test_products_have_the_bits_of_those_by_rows(form, rows, units, outputs):
-    assert has_grouped_tiles(HOST, form) == multiplies_panels(form, UNIT) == HOST.pairs_bfloat16
-    if HOST.pairs_bfloat16:
+    assert has_grouped_tiles(HOST, form) == multiplies_panels(form, UNIT)
+    check_bits_of_rows(HOST, form, rows, units, outputs)
+
+
+@pytest.mark.parametrize(
+    "form", [int4(32, False), *(pytest.param(form, marks=pytest.mark.slow) for form in (UNSHIFTED, INT8))], ids=name_of
+)
+def test_another_processors_vectors_have_the_bits_of_those_by_rows(form):
+    for rows, units, outputs in ((1, 1, 37), (5, 2, 16), (13, 1, 3)):
+        check_bits_of_rows(replace(SMALLER[0], dtypes=HOST.dtypes), form, rows, units, outputs)
+
+
+def check_bits_of_rows(vectors, form, rows, units, outputs):
+    if has_grouped_tiles(vectors, form):
         rng = np.random.default_rng((rows, units, outputs))
         rows_MK = rng.standard_normal((rows, UNIT * units), np.float32).astype(jnp.bfloat16)
         array = drawn(rng, form, outputs, UNIT * units)
-        (found,) = multiply("exact", rows_MK, array)
-        (expected,) = calls(few_bits_module, HOST, form).products(HOST, rows_MK, [array])
+        (found,) = multiply("exact", rows_MK, array, vectors=vectors)
+        (expected,) = calls(few_bits_module, vectors, form).products(vectors, rows_MK, [array])
         assert found.tobytes() == expected.tobytes()
+        check_products(found, rows_MK, exact(array.dequantize()))
 
 
-@pytest.mark.parametrize("vectors", [PROCESSORS[0], pytest.param(WITHOUT, id="no bytes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "vectors", [HOST, *(pytest.param(each, marks=pytest.mark.slow) for each in (PAIRS, WITHOUT))], ids=HOW_BYTES
+)
 @pytest.mark.parametrize("form", some(ROUNDED))
 @few_examples
 @any_shape
@@ -151,7 +167,7 @@ def test_products_of_rows_in_int8_have_the_bits_of_those_by_rows(form, vectors, 
     assert found.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("vectors", PROCESSORS)
+@pytest.mark.parametrize("vectors", [HOST, PAIRS, WITHOUT], ids=HOW_BYTES)
 @pytest.mark.parametrize("kind", ["drafting", "rounded"])
 def test_a_row_has_the_same_bits_in_any_company_and_on_any_processor(kind, vectors):
     rng, form = np.random.default_rng(1), UNSHIFTED
@@ -173,7 +189,7 @@ def test_stacks_hold_their_matrices_and_one_is_multiplied_where_it_lies(form):
         for one, other in zip(own.by_rows().matrix, stack.matrix, strict=True):
             assert one.dtype == other.dtype
             np.testing.assert_array_equal(one, other)
-    if not HOST.pairs_bfloat16:
+    if not has_grouped_tiles(HOST, form):
         return
     rows = jnp.asarray(rng.standard_normal((5, width)), jnp.bfloat16)
     backend = choose_backend("float32", "cpu")
@@ -208,7 +224,7 @@ def test_whatever_the_pool_does_products_are_whole_and_memory_freed(pool):
         ("drafting", int4(32, False)),
         ("rounded", int4(32, False)),
         ("rounded", INT8),
-        *[("exact", form) for form in (int4(32, False), Format(8, None, has_zeros=True)) if HOST.pairs_bfloat16],
+        *[("exact", form) for form in (int4(32, False), Format(8, None, has_zeros=True))],
     ],
 )
 @pytest.mark.parametrize("at_end", [True, False])
@@ -260,7 +276,7 @@ def test_linear_layers_and_their_derivatives_are_those_by_rows(activations):
 
 
 def test_what_does_not_lie_in_panels_is_told_apart():
-    assert {drafts_by_panels(form, UNIT) for form in DRAFTING} == {HOST.dots_bytes}
+    assert {drafts_by_panels(form, UNIT) for form in DRAFTING} == {HOST.dots_bytes > 0 or HOST.pairs_bytes}
     assert all(lies_in_panels(form, UNIT) for form in FORMS)
     assert not any(drafts_by_panels(form, UNIT) for form in (nf4(64), MXFP4, Format(8, None, has_zeros=True)))
     assert not any(multiplies_panels(form, UNIT) for form in (FP8, Format(8, 16), Format(4, None, UNSIGNED)))

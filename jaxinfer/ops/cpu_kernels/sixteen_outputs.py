@@ -6,9 +6,10 @@ bits, or bytes, are put into this order in registers, and lie in memory as they 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
+from jaxinfer.ops.cpu_kernels.tiles import OUTPUTS as TILE_OUTPUTS
 from jaxinfer.ops.cpu_kernels.tiles import SIZES, Vectors
 from jaxinfer.ops.few_bits.formats import RUN, Format
 
@@ -21,6 +22,15 @@ PART = 16
 _LINE = 64
 _FEW_RUNS = 2
 BYTES, INTEGERS, FLOATS = f"<{4 * LANES} x i8>", f"<{LANES} x i32>", f"<{LANES} x float>"
+
+
+def in_sixteen_lanes(vectors: Vectors) -> Vectors:
+    """Return a processor's vectors with 16 lanes, of which it may take several for one.
+
+    Their rows are those of a tile: as many sums, and a line of codes as it is and in numbers, fit its registers.
+    """
+    rows = min(ROWS, max(1, (vectors.rows - 1) * TILE_OUTPUTS * vectors.lanes // LANES))
+    return replace(vectors, lanes=LANES, rows=rows)
 
 
 def declarations() -> str:

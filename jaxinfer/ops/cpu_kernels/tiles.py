@@ -27,7 +27,8 @@ class Vectors:
 
     ``pairs_bfloat16`` says whether it can multiply bfloat16 pairs and add them to float32 sums. ``pause`` is the call
     that pauses a waiting thread. ``tiles_bfloat16`` says whether it has a matrix unit for bfloat16, ``dots_bytes``
-    whether it multiplies vectors of bytes and adds four products at a time, ``expands_words`` whether a mask says where
+    of how many bytes its widest vectors are that it multiplies, adding four products at a time (0: of none),
+    ``pairs_bytes`` whether it adds two in 16 bits, ``expands_words`` whether a mask says where
     in a vector it puts numbers of two bytes.
     """
 
@@ -37,7 +38,8 @@ class Vectors:
     dtypes: tuple[str, ...]
     pause: str
     tiles_bfloat16: bool = False
-    dots_bytes: bool = False
+    dots_bytes: int = 0
+    pairs_bytes: bool = False
     expands_words: bool = False
 
     def step(self, dtype: str) -> int:
@@ -97,10 +99,12 @@ def describe_vectors(triple: str, features: Mapping[str, bool]) -> Vectors | Non
     dtypes = ("float32", "bfloat16", *(["float16"] if features.get("f16c") else []))
     if features.get("avx512f"):
         has_unit = features.get("amx-tile", False) and features.get("amx-bf16", False)
-        dots_bytes = features.get("avx512vnni", False)
+        dots_bytes = 64 if features.get("avx512vnni") else 0
         pairs, expands = features.get("avx512bf16", False), features.get("avx512vbmi2", False)
-        return Vectors(16, 6, pairs, dtypes, _PAUSE_X86, has_unit, dots_bytes, expands)
-    return Vectors(8 if features.get("avx") else 4, 3 if features.get("avx") else 2, False, dtypes, _PAUSE_X86)
+        return Vectors(16, 6, pairs, dtypes, _PAUSE_X86, has_unit, dots_bytes, True, expands)
+    lanes, rows = (8, 3) if features.get("avx") else (4, 2)
+    dots_bytes, pairs_bytes = 32 if features.get("avxvnni") else 0, features.get("avx2", False)
+    return Vectors(lanes, rows, False, dtypes, _PAUSE_X86, dots_bytes=dots_bytes, pairs_bytes=pairs_bytes)
 
 
 def declarations(vectors: Vectors) -> str:

@@ -8,6 +8,8 @@ import pytest
 
 import jaxinfer
 from jaxinfer.checkpoint.hf_folder import open_hf_folder
+from jaxinfer.ops.cpu_kernels.few_bits.products import has_kernels
+from jaxinfer.ops.few_bits.formats import FP8
 from jaxinfer.ops.few_bits.quantized_array import is_quantized
 from tests.checkpoint.published.cases import CASES
 from tests.checkpoint.published.folders import plain_model, write_published
@@ -45,18 +47,20 @@ def kernels(lm):
 def test_kernels_stand_for_the_numbers_of_the_file(tmp_path, model, name):
     """In few bits where these have products, else widened, and said so."""
     case, said = CASES[name], []
+    # Levels that are not even are looked up, for which not every processor has an instruction.
+    is_widened = case.widened or (any(each in name for each in ("fp8", "fp4", "nf4")) and not has_kernels(FP8))
     expected = write_published(tmp_path, case, model)
     lm = jaxinfer.load(tmp_path, notice=said.append)
     found, plain = kernels(lm), open_hf_folder(tmp_path).tensors
     assert found.keys() == expected.keys()
     for key, weights in expected.items():
         kernel = found[key]
-        assert is_quantized(kernel) != case.widened
+        assert is_quantized(kernel) != is_widened
         dense = jax.tree.map(np.asarray, kernel)
         dense = dense.dequantize() if is_quantized(kernel) else dense
         for numbers in (dense, plain.read(key, np.dtype(np.float32))):
             np.testing.assert_allclose(numbers, weights, rtol=3e-7, atol=1e-7 * np.abs(weights).max())
-    assert any("widened" in line for line in said) == case.widened
+    assert any("widened" in line for line in said) == is_widened
 
 
 def marks(name):

@@ -166,7 +166,7 @@ def test_inputs_move_in_whole_groups_with_their_scales():
 @pytest.mark.parametrize(
     ("weights", "mesh", "message"),
     [
-        ("nf4:group=32", "tensor=4", r"down_proj.weight: its rows of 64 weights do not split over 4 devices in whole"),
+        ("int4:group=32", "tensor=4", r"down_proj.weight: its rows of 64 weights do not split over 4 devices in whole"),
         ("int8", "tensor=3", r"down_proj.weight: padding its inputs to 66 for the mesh would cut runs of 32"),
     ],
 )

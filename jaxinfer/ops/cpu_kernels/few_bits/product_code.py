@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.few_bits import grouped_tiles
-from jaxinfer.ops.cpu_kernels.few_bits.grouped_tiles import has_grouped_tiles
+from jaxinfer.ops.cpu_kernels.few_bits.grouped_tiles import Numbers, has_grouped_tiles, numbers_of
 from jaxinfer.ops.cpu_kernels.few_bits.tiles import (
     GROUP_LANES,
     few_bits_tile,
@@ -19,7 +19,7 @@ from jaxinfer.ops.cpu_kernels.few_bits.tiles import (
 )
 from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
 from jaxinfer.ops.cpu_kernels.product_pieces import call_tile, chosen_matrix, chosen_tile, each_tile, even_tiles
-from jaxinfer.ops.cpu_kernels.sixteen_outputs import ROWS, declarations, turn_function, whole_outputs
+from jaxinfer.ops.cpu_kernels.sixteen_outputs import declarations, in_sixteen_lanes, turn_function, whole_outputs
 from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, OUTPUTS, SIZES, Vectors
 from jaxinfer.ops.few_bits.formats import RUN, Format
 
@@ -37,14 +37,17 @@ _INTEGERS = ("outputs", "first_piece")
 def few_bits_module(vectors: Vectors, form: Format, count: int = 1, in_stacks: bool = False) -> str:
     """Return the assembly of ``handler(x [M, K], codes [N, B], scales [N, G], ...) -> y [M, N], ...``.
 
-    There are ``count`` matrices, each with its own N, and with the arrays of its form (`Format.parts`). x is bfloat16,
-    or float32 with numbers of bfloat16 where the processor has no products of pairs; y is float32.
+    There are ``count`` matrices, each with its own N, and with the arrays of its form (`Format.parts`). x is of
+    `row_dtype`, but has numbers of bfloat16; y is float32.
     ``in_stacks`` there is an int32 after x, and every array has one more axis before its others: the matrices are those
     at that place of their stacks.
     """
     names = (*_SHARED, *(f"{name}{matrix}" for matrix in range(count) for name in (*_POINTERS, *_INTEGERS)))
     record = Record(*names)
     parts = len(form.part_names)
+    is_grouped = has_grouped_tiles(vectors, form)
+    vectors = in_sixteen_lanes(vectors) if is_grouped else vectors
+    numbers_here = numbers_of(vectors, form) if is_grouped else None
     kinds = [LLVM_TYPES[dtype] for _, dtype in form.parts(1, form.unit).values()]
 
     def plan(code: Code, arguments: list[Buffer], results: list[Buffer], threads: str) -> Plan:
@@ -57,7 +60,7 @@ def few_bits_module(vectors: Vectors, form: Format, count: int = 1, in_stacks: b
         outputs = [y.shape(code, 2)[1] for y in results]
         all_outputs = code.total(outputs)
         wanted = code.arithmetic("mul", threads, PIECES_PER_THREAD)
-        unit = BLOCK if has_grouped_tiles(vectors, form) else OUTPUTS
+        unit = BLOCK if is_grouped else OUTPUTS
         span = code.arithmetic("mul", code.ceiling(code.ceiling(all_outputs, wanted), unit), unit)
         pieces = [code.ceiling(each, span) for each in outputs]
         pointers = {"x": x.numbers}
@@ -76,7 +79,7 @@ def few_bits_module(vectors: Vectors, form: Format, count: int = 1, in_stacks: b
             numbers |= {f"outputs{index}": outputs[index], f"first_piece{index}": code.total(pieces[:index])}
         return Plan(pointers, numbers, code.total(pieces), code.arithmetic("mul", all_outputs, length))
 
-    functions = [*_functions(vectors, form), _piece(vectors, form, record, count)]
+    functions = [*_functions(vectors, form, numbers_here), _piece(vectors, form, numbers_here, record, count)]
     return make_module(vectors, functions, record, (1 + in_stacks + parts * count, count), plan)
 
 
@@ -88,16 +91,19 @@ def matrix_at(code: Code, stack: Buffer, kind: str, place: str, axes: int = 2) -
     return code.at(kind, stack.numbers, at)
 
 
-def _functions(vectors: Vectors, form: Format) -> list[str]:
-    declared = tile_declarations(vectors)
-    sums = [sums_function(vectors, form)] if form.is_shifted else []
-    sums += (
-        [zeros_function(vectors, form.group is not None or has_grouped_tiles(vectors, form))] if form.has_zeros else []
-    )
+def row_dtype(vectors: Vectors, form: Format) -> str:
+    """Return the dtype of rows that are multiplied by weights of a form."""
+    return "bfloat16" if vectors.pairs_bfloat16 or has_grouped_tiles(vectors, form) else "float32"
+
+
+def _functions(vectors: Vectors, form: Format, numbers: Numbers | None) -> list[str]:
+    sums = [sums_function(vectors, LLVM_TYPES[row_dtype(vectors, form)])] if form.is_shifted else []
+    sums += [zeros_function(vectors, form.group is not None or numbers is not None)] if form.has_zeros else []
     sums.append(prepare_function(vectors, form))
-    if has_grouped_tiles(vectors, form):
-        tiles = [grouped_tiles.grouped_tile(vectors, form, rows) for rows in range(1, ROWS + 1)]
-        return [declared, declarations(), *tiles, *sums, grouped_tiles.pairs_function(form), turn_function()]
+    if numbers is not None:
+        tiles = [grouped_tiles.grouped_tile(vectors, form, numbers, rows) for rows in range(1, numbers.rows + 1)]
+        return [declarations(), *numbers.functions(), *tiles, *sums, turn_function()]
+    declared = tile_declarations(vectors)
     counts = range(1, vectors.rows + 1)
     tiles = [
         few_bits_tile(vectors, form, outputs, rows, is_widened)
@@ -108,7 +114,7 @@ def _functions(vectors: Vectors, form: Format) -> list[str]:
     return [declared, *tiles, *sums, widen_function(vectors, form)]
 
 
-def _piece(vectors: Vectors, form: Format, record: Record, count: int) -> str:
+def _piece(vectors: Vectors, form: Format, numbers: Numbers | None, record: Record, count: int) -> str:
     """Return ``piece(record, index)``, which computes ``span`` outputs of one matrix for all rows."""
     code = Code("internal void @piece(ptr %record, i64 %index) #0")
     element = LLVM_TYPES[form.scale_dtype]
@@ -132,8 +138,8 @@ def _piece(vectors: Vectors, form: Format, record: Record, count: int) -> str:
     # Of a group; none where two groups share a run.
     runs = code.arithmetic("sdiv", code.arithmetic("sdiv", length, RUN), groups)
     padded = code.arithmetic("mul", code.ceiling(groups, GROUP_LANES), GROUP_LANES)
-    write = _Grouped if has_grouped_tiles(vectors, form) else _InRows
-    part = write(code, vectors, form, _Sizes(rows, length, groups, runs, padded, row_bytes, outputs))
+    sizes = _Sizes(rows, length, groups, runs, padded, row_bytes, outputs)
+    part = _InRows(code, vectors, sizes) if numbers is None else _Grouped(code, numbers, form, sizes)
 
     # Memory for the block's scales and minima, for the sums of the rows' groups, and for the part's own.
     of_block = code.arithmetic("mul", padded, BLOCK)
@@ -191,7 +197,7 @@ class _InRows:
     Of many rows, a block is widened first. ``num_bytes`` is the memory that this takes.
     """
 
-    def __init__(self, code: Code, vectors: Vectors, form: Format, sizes: _Sizes) -> None:
+    def __init__(self, code: Code, vectors: Vectors, sizes: _Sizes) -> None:
         self._code, self._vectors, self._sizes, self._kind = code, vectors, sizes, row_kind(vectors)
         self._tiles = even_tiles(code, sizes.rows, vectors.rows)
         self._is_many = code.value(f"icmp sge i64 {self._tiles.count}, {MANY_TILES}")
@@ -235,33 +241,34 @@ class _InRows:
 
 
 class _Grouped:
-    """Appends how tiles of 16 outputs go over a piece: rows in pairs, and scales in lines of 16."""
+    """Appends how tiles of 16 outputs go over a piece: rows as numbers, and scales in lines of 16."""
 
-    def __init__(self, code: Code, vectors: Vectors, form: Format, sizes: _Sizes) -> None:
-        self._code, self._form, self._sizes = code, form, sizes
+    def __init__(self, code: Code, numbers: Numbers, form: Format, sizes: _Sizes) -> None:
+        self._code, self._numbers, self._form, self._sizes = code, numbers, form, sizes
         self._scales_bytes = code.arithmetic("mul", sizes.padded, BLOCK * SIZES["float"])
-        self._pairs_bytes = code.arithmetic("mul", sizes.rows, code.arithmetic("mul", sizes.length, SIZES["bfloat"]))
+        row = code.arithmetic("mul", sizes.length, SIZES[numbers.element])
+        self._rows_bytes = code.arithmetic("mul", sizes.rows, row)
         codes_bytes = code.arithmetic("mul", sizes.row_bytes, BLOCK)
-        self.num_bytes = code.total([self._scales_bytes, self._scales_bytes, self._pairs_bytes, codes_bytes])
+        self.num_bytes = code.total([self._scales_bytes, self._scales_bytes, self._rows_bytes, codes_bytes])
 
     def begin(self, x: str, sums: str, memory: str) -> None:
         code, sizes, self._sums = self._code, self._sizes, sums
         self._scales, self._minima = memory, code.at("i8", memory, self._scales_bytes)
-        self._pairs = code.at("i8", self._minima, self._scales_bytes)
-        self._copies = code.at("i8", self._pairs, self._pairs_bytes)
+        self._rows = code.at("i8", self._minima, self._scales_bytes)
+        self._copies = code.at("i8", self._rows, self._rows_bytes)
         runs = code.arithmetic("mul", sizes.rows, code.arithmetic("sdiv", sizes.length, RUN))
-        call_tile(code, "@pair_up", (x, self._pairs), (runs,))
+        call_tile(code, "@arrange", (x, self._rows), (runs,))
 
     def multiply(self, w: str, scales: str, minima: str, y: str, count: str) -> None:
         """Append the products with a block of outputs."""
-        code, sizes = self._code, self._sizes
+        code, sizes, most = self._code, self._sizes, self._numbers.rows
         for lines, to in ((scales, self._scales), (minima, self._minima))[: 1 + self._form.is_shifted]:
             call_tile(code, "@turn", (lines, to), (sizes.padded,))
         codes = whole_outputs(code, w, self._copies, count, sizes.row_bytes)
-        with each_tile(code, even_tiles(code, sizes.rows, ROWS)) as (_, row, some):
-            tile = chosen_tile(code, some, ROWS, lambda rows: f"@{grouped_tiles.tile_name(rows)}")
+        with each_tile(code, even_tiles(code, sizes.rows, most)) as (_, row, some):
+            tile = chosen_tile(code, some, most, lambda rows: f"@{grouped_tiles.tile_name(rows)}")
             pointers = (
-                code.at("bfloat", self._pairs, code.arithmetic("mul", row, sizes.length)),
+                code.at(self._numbers.element, self._rows, code.arithmetic("mul", row, sizes.length)),
                 codes,
                 self._scales,
                 self._minima,

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.notation import Array, Float, Int
-from jaxinfer.ops.cpu_kernels.few_bits.product_code import few_bits_module
+from jaxinfer.ops.cpu_kernels.few_bits.product_code import few_bits_module, row_dtype
 from jaxinfer.ops.cpu_kernels.few_bits.sparse_code import sparse_module
-from jaxinfer.ops.cpu_kernels.few_bits.tiles import row_kind, supports
+from jaxinfer.ops.cpu_kernels.few_bits.tiles import supports
 from jaxinfer.ops.cpu_kernels.machine_code import call, host_vectors
 from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, INT8, Format
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
@@ -57,8 +57,11 @@ def multiply_few_bits(
             found = ", ".join(f"{part.dtype}{part.shape}" for part in matrix)
             raise ValueError(f"rows {rows_MK.shape} and {found} of {form} do not fit")
     rows_MK = rows_MK.astype(jnp.bfloat16)
-    rows_MK = rows_MK if row_kind(vectors) == "bfloat" else rows_MK.astype(jnp.float32)
-    module = few_bits_module if form.kept is None else sparse_module
+    if form.kept is None:
+        module, dtype = few_bits_module, row_dtype(vectors, form)
+    else:
+        module, dtype = sparse_module, "bfloat16" if vectors.pairs_bfloat16 else "float32"
+    rows_MK = rows_MK.astype(dtype)
     build = functools.partial(module, form=form, count=len(weights), in_stacks=in_stacks)
     shapes = [jax.ShapeDtypeStruct((count, codes.shape[-2]), jnp.float32) for codes, *_ in weights]
     operands = [part for matrix in weights for part in matrix]

@@ -264,13 +264,15 @@ def zeros_function(vectors: Vectors, is_scaled: bool) -> str:
     return code.text()
 
 
-def sums_function(vectors: Vectors, form: Format) -> str:
-    """Return ``add_groups(x, to, rows, groups, runs, padded)``: the sums of each group's numbers, as float32."""
+def sums_function(vectors: Vectors, kind: str) -> str:
+    """Return ``add_groups(x, to, rows, groups, runs, padded)``: the sums of each group's numbers, as float32.
+
+    x is of LLVM's type ``kind``.
+    """
     code = Code("internal void @add_groups(ptr %x, ptr %to, i64 %rows, i64 %groups, i64 %runs, i64 %padded) #0")
-    kind, lanes, wide = row_kind(vectors), vectors.lanes, vectors.wide
-    some = vector_of(vectors, kind)
+    lanes, wide = vectors.lanes, vectors.wide
     numbers = 2 * lanes if vectors.pairs_bfloat16 else lanes
-    ones = f"<{', '.join([f'{kind} 1.0'] * numbers)}>"
+    some, ones = f"<{numbers} x {kind}>", f"<{', '.join(['bfloat 1.0'] * numbers)}>"
     length = code.arithmetic("mul", code.arithmetic("mul", "%groups", "%runs"), RUN)
     group = code.arithmetic("mul", "%runs", RUN)
     with code.repeated("each_row", 0, "%rows") as each_row:
@@ -280,7 +282,11 @@ def sums_function(vectors: Vectors, form: Format) -> str:
             place = code.at(kind, row_x, code.arithmetic("mul", each_group.index, group))
             with code.repeated("each_part", 0, group, numbers, (wide, "zeroinitializer")) as each:
                 part = code.load(some, code.at(kind, place, each.index), SIZES[kind])
-                each.left = multiply_add(vectors, code, ones, part, each.held)
+                if vectors.pairs_bfloat16:
+                    each.left = multiply_add(vectors, code, ones, part, each.held)
+                else:
+                    part = part if kind == "float" else code.value(f"fpext {some} {part} to {wide}")
+                    each.left = code.value(f"fadd {wide} {each.held}, {part}")
             total = code.value(f"extractelement {wide} {add_up(code, [each.held], lanes)}, i32 0")
             code.store_at("float", total, row_to, each_group.index)
         with code.repeated("each_zero", "%groups", "%padded") as each:

@@ -17,7 +17,6 @@ from jaxinfer.ops.cpu_kernels.sixteen_outputs import (
     FLOATS,
     LANES,
     OUTPUTS,
-    ROWS,
     added_runs,
     declarations,
     fetch,
@@ -47,7 +46,7 @@ class RowKind(Protocol):
     A step of ``span`` numbers of a row (None: of all), which are of type ``element``, has ``num_factors`` float32: its
     sum, and before it what scales its products. With ``has_row_scale`` a row has one more after those of its steps,
     which scales all of it. From each code ``offset`` is to be subtracted. The products of a row are added to
-    ``sums_of_row`` vectors of ``sum_type``.
+    ``sums_of_row`` vectors of ``sum_type``. A tile has up to ``rows`` rows.
     """
 
     element: str
@@ -57,6 +56,7 @@ class RowKind(Protocol):
     offset: int
     sum_type: str
     sums_of_row: int
+    rows: int
 
     def functions(self) -> list[str]:
         """Return declarations, and the functions that `make_ready` calls."""
@@ -115,7 +115,7 @@ def panel_module(vectors: Vectors, form: Format, kind: RowKind, count: int, in_s
             numbers |= {f"{name}{index}": number for name, number in zip(_INTEGERS, integers)}
         return Plan(pointers, numbers, code.total(pieces), code.arithmetic("mul", all_outputs, length))
 
-    tiles = [_tile(vectors, form, kind, rows) for rows in range(1, ROWS + 1)]
+    tiles = [_tile(vectors, form, kind, rows) for rows in range(1, kind.rows + 1)]
     functions = [declarations(), *kind.functions(), *tiles, _piece(record, form, kind, count)]
     return make_module(vectors, functions, record, (1 + in_stacks + parts * count, count), plan)
 
@@ -224,8 +224,8 @@ def _piece(record: Record, form: Format, kind: RowKind, count: int) -> str:
             for each, pointer, size in zip(elements, pointers, of_output, strict=True)
         ]
         some = code.smaller(code.arithmetic("sub", past, panel.index), OUTPUTS)
-        with each_tile(code, even_tiles(code, rows, ROWS)) as (_, row, rows_here):
-            tile = chosen_tile(code, rows_here, ROWS, lambda number: f"@{_tile_name(number)}")
+        with each_tile(code, even_tiles(code, rows, kind.rows)) as (_, row, rows_here):
+            tile = chosen_tile(code, rows_here, kind.rows, lambda number: f"@{_tile_name(number)}")
             tile_x = code.at(kind.element, ready, code.arithmetic("mul", row, length))
             tile_factors = code.at("float", factors, code.arithmetic("mul", row, pitch))
             tile_y = code.at("float", y, code.arithmetic("add", code.arithmetic("mul", row, outputs), panel.index))

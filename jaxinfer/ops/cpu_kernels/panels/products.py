@@ -4,6 +4,7 @@ A row's results do not depend on the other rows or on their number.
 """
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,14 +13,19 @@ import jax.numpy as jnp
 from jaxinfer.notation import Array, Float, Int
 from jaxinfer.ops.cpu_kernels.few_bits.grouped_tiles import has_grouped_tiles
 from jaxinfer.ops.cpu_kernels.few_bits.products import name_of_form
+from jaxinfer.ops.cpu_kernels.few_bits.tiles import supports
 from jaxinfer.ops.cpu_kernels.machine_code import call, host_vectors
 from jaxinfer.ops.cpu_kernels.panels.panel_code import panel_module
+from jaxinfer.ops.cpu_kernels.panels.rows_as_they_are import RowsAsTheyAre
 from jaxinfer.ops.cpu_kernels.panels.rows_in_bytes import RoundedInGroups, RoundedRows
-from jaxinfer.ops.cpu_kernels.panels.rows_in_pairs import RowsInPairs
-from jaxinfer.ops.cpu_kernels.rounded_rows.tiles import widened
+from jaxinfer.ops.cpu_kernels.rounded_rows.byte_sums import name_of_products
+from jaxinfer.ops.cpu_kernels.sixteen_outputs import ROWS, in_sixteen_lanes
 from jaxinfer.ops.cpu_kernels.tiles import Vectors
 from jaxinfer.ops.few_bits.formats import RUN, Format
 from jaxinfer.ops.few_bits.panels import OUTPUTS, PanelArray, lies_in_panels
+
+# Without instructions for bytes; more would be slow to compile.
+_ROWS_WITHOUT = 2
 
 
 def multiplies_panels(form: Format, width: int) -> bool:
@@ -31,9 +37,10 @@ def multiplies_panels(form: Format, width: int) -> bool:
 def drafts_by_panels(form: Format, width: int) -> bool:
     """Whether this processor multiplies rows that are rounded in groups by weights of a form in panels: integers."""
     vectors = host_vectors()
-    has_bytes = vectors is not None and vectors.dots_bytes
+    if vectors is None or not (vectors.dots_bytes or vectors.pairs_bytes) or not supports(vectors, form):
+        return False
     is_known = form.offset is not None and not form.is_ordered and not (form.has_zeros and form.group is None)
-    return has_bytes and is_known and lies_in_panels(form, width)
+    return is_known and lies_in_panels(form, width)
 
 
 def multiply_panels(
@@ -68,8 +75,11 @@ def module_of(vectors: Vectors, form: Format, kind: str, row_dtype: str, count: 
     Rows as they are come in bfloat16, others in bfloat16 or float32.
     """
     if kind == "exact":
-        return panel_module(vectors, form, RowsInPairs(vectors, form), count, in_stacks)
-    vectors = widened(vectors)
+        vectors = in_sixteen_lanes(vectors)
+        return panel_module(vectors, form, RowsAsTheyAre(vectors, form), count, in_stacks)
+    wide = in_sixteen_lanes(vectors)
+    most = ROWS if vectors.dots_bytes or vectors.pairs_bytes else _ROWS_WITHOUT
+    vectors = replace(wide, rows=min(most, wide.rows))
     rows = RoundedRows if kind == "rounded" else RoundedInGroups
     return panel_module(vectors, form, rows(vectors, form, row_dtype), count)
 
@@ -111,6 +121,9 @@ def _call(kind: str, rows_MK: Any, panels: tuple[PanelArray, ...], place: Any = 
     form, dtype, in_stacks = panels[0].form, rows_MK.dtype.name, place is not None
     build = functools.partial(module_of, form=form, kind=kind, row_dtype=dtype, count=len(panels), in_stacks=in_stacks)
     name = f"multiply_panels_{kind}_{name_of_form(form)}_{dtype}_by_{len(panels)}{'_in_stacks' if in_stacks else ''}"
+    vectors = host_vectors()
+    if kind != "exact" and vectors is not None:
+        name += name_of_products(vectors)
     results = [jax.ShapeDtypeStruct((len(rows_MK), each.num_outputs), jnp.float32) for each in panels]
     operands = [part for each in panels for part in each.matrix]
     operands = [jnp.asarray(place, jnp.int32), *operands] if in_stacks else operands

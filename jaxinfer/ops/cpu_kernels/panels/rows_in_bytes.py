@@ -6,11 +6,24 @@ step are integers.
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.product_pieces import call_tile
+from jaxinfer.ops.cpu_kernels.rounded_rows.byte_sums import (
+    BYTES,
+    FLOATS,
+    INTEGERS,
+    LANES,
+    VECTOR,
+    ByteSums,
+    added_to_codes,
+    declarations,
+    whole_bytes,
+)
 from jaxinfer.ops.cpu_kernels.rounded_rows.rounding_code import DECLARED, larger_sizes, round_part, scale_of, sum_of
-from jaxinfer.ops.cpu_kernels.rounded_rows.tiles import BYTES, FLOATS, INTEGERS, LANES, VECTOR, dot, dot_declarations
 from jaxinfer.ops.cpu_kernels.sixteen_outputs import OUTPUTS, spread_four
 from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, SIZES, Vectors
 from jaxinfer.ops.few_bits.formats import RUN, Format
+
+# Where sums are in 16 bits first, those of more rows, and their totals, do not stay in registers.
+_ROWS_IN_SHORT = 3
 
 
 class RoundedInGroups:
@@ -21,11 +34,12 @@ class RoundedInGroups:
     def __init__(self, vectors: Vectors, form: Format, row_dtype: str) -> None:
         self._vectors, self._form, self._row_dtype = vectors, form, row_dtype
         self.span: int | None = RUN
-        self.offset = _shift(form)
+        self.offset = added_to_codes(vectors, form)
+        self.rows = vectors.rows if vectors.dots_bytes else min(vectors.rows, _ROWS_IN_SHORT)
 
     def functions(self) -> list[str]:
         """Return declarations, and the functions that `make_ready` calls."""
-        return [dot_declarations(self._vectors), DECLARED, self._round_function()]
+        return [declarations(self._vectors), DECLARED, self._round_function()]
 
     def make_ready(self, code: Code, x: str, to: str, factors: str, rows: str, length: str) -> None:
         """Append what writes the bytes of rows, and the scales and sums of their groups."""
@@ -72,10 +86,11 @@ class RoundedRows:
 
     def __init__(self, vectors: Vectors, form: Format, row_dtype: str) -> None:
         self._vectors, self._form, self._row_dtype, self.span = vectors, form, row_dtype, form.group
+        self.rows = vectors.rows
 
     def functions(self) -> list[str]:
         """Return declarations, and the functions that `make_ready` calls."""
-        return [dot_declarations(self._vectors), DECLARED, self._round_function()]
+        return [declarations(self._vectors), DECLARED, self._round_function()]
 
     def make_ready(self, code: Code, x: str, to: str, factors: str, rows: str, length: str) -> None:
         """Append what writes the bytes of rows, the sums of their groups, and each row's scale after them."""
@@ -87,7 +102,7 @@ class RoundedRows:
 
     def finish(self, code: Code, sums: list[str], factors: list[str]) -> list[str]:
         """Return each row's sum of a step in float32, without what made codes unsigned."""
-        shift = _shift(self._form)
+        shift = added_to_codes(self._vectors, self._form)
         if shift:
             # Of a whole row, the sum that is taken off may be exact as an integer only.
             own = [code.value(f"fptosi float {code.load('float', each)} to i32") for each in factors]
@@ -127,28 +142,22 @@ class RoundedRows:
         return code.text()
 
 
-def _shift(form: Format) -> int:
-    """Return what is taken off codes that became unsigned."""
-    return 128 if form.bits == 8 else form.offset or 0
-
-
 def _dots(code: Code, vectors: Vectors, form: Format, codes: str, places: list[str], to: list[str]) -> list[str]:
-    """Return each row's sums, to which the products of a run's unsigned codes with the bytes at its place are added."""
-    found = list(to)
+    """Return each row's sums, to which the products of a run's codes with the bytes at its place are added."""
+    sums = ByteSums(code, vectors, form.bits, to)
     for line in range(OUTPUTS * form.row_bytes(RUN) // VECTOR):
         loaded = code.load(BYTES, code.at("i8", codes, VECTOR * line), 1)
-        for at, numbers in _unsigned(code, form, loaded, line):
+        for at, numbers in _codes(code, vectors, form, loaded, line):
             for row, place in enumerate(places):
                 four = code.value(f"bitcast {INTEGERS} {spread_four(code, code.at('i8', place, at))} to {BYTES}")
-                found[row] = dot(code, vectors, numbers, four, found[row])
-    return found
+                sums.add(row, numbers, four)
+    return sums.totals()
 
 
-def _unsigned(code: Code, form: Format, line: str, index: int) -> list[tuple[int, str]]:
-    """Return the unsigned codes of a line, each vector with the place in a run of the four numbers that it has."""
+def _codes(code: Code, vectors: Vectors, form: Format, line: str, index: int) -> list[tuple[int, str]]:
+    """Return a line's codes as they are multiplied, each vector with the place in a run of the numbers that it has."""
     if form.bits == 8:
-        flipped = f"<{', '.join(['i8 -128'] * VECTOR)}>"
-        return [(4 * index, code.value(f"xor {BYTES} {line}, {flipped}"))]
+        return [(4 * index, whole_bytes(code, vectors, line))]
     fifteen, four = (f"<{', '.join([f'i8 {number}'] * VECTOR)}>" for number in (15, 4))
     low, high = code.value(f"and {BYTES} {line}, {fifteen}"), code.value(f"lshr {BYTES} {line}, {four}")
     return [(4 * index, low), (RUN // 2 + 4 * index, high)]

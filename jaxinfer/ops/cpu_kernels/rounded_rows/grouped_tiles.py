@@ -9,7 +9,15 @@ products, which are integers below 2^24, times the scale.
 """
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
-from jaxinfer.ops.cpu_kernels.rounded_rows.tiles import BYTES, FLOATS, INTEGERS, VECTOR, dot
+from jaxinfer.ops.cpu_kernels.rounded_rows.byte_sums import (
+    BYTES,
+    FLOATS,
+    INTEGERS,
+    VECTOR,
+    ByteSums,
+    added_to_codes,
+    whole_bytes,
+)
 from jaxinfer.ops.cpu_kernels.sixteen_outputs import (
     OUTPUTS,
     PART,
@@ -33,7 +41,7 @@ _TILE = (
 
 def rows_of_tiles(vectors: Vectors) -> int:
     """Return the most rows of a tile."""
-    return ROWS if vectors.dots_bytes else vectors.rows
+    return ROWS if vectors.dots_bytes == VECTOR else vectors.rows
 
 
 def tile_name(rows: int) -> str:
@@ -50,18 +58,18 @@ def grouped_tile(vectors: Vectors, form: Format, rows: int) -> str:
     """
     assert form.group is not None
     code = Code(f"internal void @{tile_name(rows)}({_TILE}) #0")
-    shift = 128 if form.bits == 8 else form.offset or 0
+    shift = added_to_codes(vectors, form)
     with each_group(code, vectors, form, rows, "i8") as group:
-        products = ["zeroinitializer"] * rows
+        products = ByteSums(code, vectors, form.bits, ["zeroinitializer"] * rows)
         fetch(code, group.ahead, OUTPUTS * form.row_bytes(form.group))
         for step in range(form.group // RUN):
-            codes = _codes(code, form, group.w, step * form.row_bytes(RUN))
-            for row, place in enumerate(group.x):
-                for at, numbers in enumerate(codes):
+            codes = _codes(code, vectors, form, group.w, step * form.row_bytes(RUN))
+            for at, numbers in enumerate(codes):
+                for row, place in enumerate(group.x):
                     four = spread_four(code, code.at("i8", place, step * RUN + at * _LANE))
                     four = code.value(f"bitcast {INTEGERS} {four} to {BYTES}")
-                    products[row] = dot(code, vectors, numbers, four, products[row])
-        group.found = [code.value(f"sitofp {INTEGERS} {each} to {FLOATS}") for each in products]
+                    products.add(row, numbers, four)
+        group.found = [code.value(f"sitofp {INTEGERS} {each} to {FLOATS}") for each in products.totals()]
         if shift:
             taken = vectors.constant(float(-shift))
             sums = [vectors.spread(code, code.load("float", each)) for each in group.sums]
@@ -77,12 +85,11 @@ def grouped_tile(vectors: Vectors, form: Format, rows: int) -> str:
     return code.text()
 
 
-def _codes(code: Code, form: Format, starts: list[str], offset: int) -> list[str]:
-    """Return unsigned codes of a run: vector i has those of a row's numbers 4 i to 4 i + 3, output by output."""
+def _codes(code: Code, vectors: Vectors, form: Format, starts: list[str], offset: int) -> list[str]:
+    """Return a run's codes as they are multiplied: vector i has those of a row's numbers 4 i to 4 i + 3 by outputs."""
     found = [fours(code, starts, offset + part) for part in range(0, form.row_bytes(RUN), PART)]
     if form.bits == 8:
-        flipped = f"<{', '.join(['i8 -128'] * VECTOR)}>"
-        return [code.value(f"xor {BYTES} {each}, {flipped}") for part in found for each in part]
+        return [whole_bytes(code, vectors, each) for part in found for each in part]
     (packed,) = found
     fifteen, four = (f"<{', '.join([f'i8 {number}'] * VECTOR)}>" for number in (15, 4))
     low = [code.value(f"and {BYTES} {each}, {fifteen}") for each in packed]

@@ -6,8 +6,8 @@ from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.few_bits.tiles import GROUP_LANES, prepare_function
 from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
 from jaxinfer.ops.cpu_kernels.product_pieces import call_tile, chosen_matrix, chosen_tile, each_tile, even_tiles
-from jaxinfer.ops.cpu_kernels.rounded_rows import grouped_tiles
-from jaxinfer.ops.cpu_kernels.rounded_rows.tiles import dot_declarations, rounded_tile, tile_name, widened
+from jaxinfer.ops.cpu_kernels.rounded_rows import byte_sums, grouped_tiles
+from jaxinfer.ops.cpu_kernels.rounded_rows.tiles import rounded_tile, tile_name, widened
 from jaxinfer.ops.cpu_kernels.sixteen_outputs import OUTPUTS as SIXTEEN
 from jaxinfer.ops.cpu_kernels.sixteen_outputs import declarations, turn_function, whole_outputs
 from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, OUTPUTS, SIZES, Vectors
@@ -65,7 +65,7 @@ def rounded_module(vectors: Vectors, form: Format, count: int = 1, has_scales: b
         every = range(1, grouped_tiles.rows_of_tiles(wide) + 1)
         tiles = [grouped_tiles.grouped_tile(wide, form, rows) for rows in every]
         tiles += [prepare_function(wide, form), turn_function(), declarations()]
-    functions = [dot_declarations(wide), *tiles, _piece(wide, form, record, count)]
+    functions = [byte_sums.declarations(wide), *tiles, _piece(wide, form, record, count)]
     return make_module(wide, functions, record, (3 + parts * count, count), plan)
 
 

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jaxinfer.notation import Array, Float
 from jaxinfer.ops.cpu_kernels.few_bits.tiles import GROUP_LANES, supports
 from jaxinfer.ops.cpu_kernels.machine_code import call, host_vectors
+from jaxinfer.ops.cpu_kernels.rounded_rows.byte_sums import VECTOR, name_of_products
 from jaxinfer.ops.cpu_kernels.rounded_rows.product_code import rounded_module
 from jaxinfer.ops.cpu_kernels.rounded_rows.rounding_code import rounding_module
-from jaxinfer.ops.cpu_kernels.rounded_rows.tiles import VECTOR
 from jaxinfer.ops.few_bits.formats import RUN, Format
 from jaxinfer.ops.few_bits.rounded_rows import MOST_INPUTS, RoundedRows, multiplies_rounded
 
@@ -82,7 +82,7 @@ def multiply_rounded_rows(
     vectors = host_vectors()
     assert vectors is not None
     unsigned = f"by{form.offset}" + ("_minima" if form.has_minima else "") + f"_{form.scale_dtype}"
-    how = ("_dots" if vectors.dots_bytes else "") + ("" if has_scales else "_integers")
+    how = name_of_products(vectors) + ("" if has_scales else "_integers")
     name = f"multiply_rounded_{form.bits}_{form.group or 'row'}_{unsigned}{how}_by_{len(weights)}"
     return tuple(call(name, build, "int8", results, *rows, *operands))
 

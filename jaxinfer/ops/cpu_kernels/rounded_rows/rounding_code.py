@@ -6,7 +6,8 @@ import numpy as np
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
-from jaxinfer.ops.cpu_kernels.rounded_rows.tiles import FLOATS, INTEGERS, LANES, widened
+from jaxinfer.ops.cpu_kernels.rounded_rows.byte_sums import FLOATS, INTEGERS, LANES
+from jaxinfer.ops.cpu_kernels.rounded_rows.tiles import widened
 from jaxinfer.ops.cpu_kernels.tiles import Vectors
 from jaxinfer.ops.few_bits.rounded_rows import STEP
 

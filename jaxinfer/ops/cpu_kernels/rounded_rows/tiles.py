@@ -1,20 +1,21 @@
-"""The innermost loops of products of rows in int8 with weights in 8 bits: bytes times bytes, added in int32.
-
-Instructions multiply unsigned bytes by signed ones. Codes become unsigned by 128, which is taken off again as 128 times
-the sum of the row: integers are exact.
-"""
+"""The innermost loops of products of rows in int8 with weights in 8 bits: bytes times bytes, added in int32."""
 
 from dataclasses import replace
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
+from jaxinfer.ops.cpu_kernels.rounded_rows.byte_sums import (
+    BYTES,
+    INTEGERS,
+    LANES,
+    VECTOR,
+    ByteSums,
+    added_to_codes,
+    whole_bytes,
+)
 from jaxinfer.ops.cpu_kernels.tiles import Vectors, store_totals
-from jaxinfer.ops.few_bits.formats import RUN
+from jaxinfer.ops.few_bits.formats import INT8, RUN
 
-# The numbers of a row that a vector holds, and its lanes.
-VECTOR, LANES = 64, 16
-BYTES, INTEGERS, FLOATS = f"<{VECTOR} x i8>", f"<{LANES} x i32>", f"<{LANES} x float>"
 _HALF_BYTES = f"<{RUN} x i8>"
-_DOT = "@llvm.x86.avx512.vpdpbusd.512"
 _LINE, _AHEAD = 64, 4096
 # Without instructions for bytes; more would be slow to compile.
 _ROWS_WITHOUT = 2
@@ -28,31 +29,6 @@ def widened(vectors: Vectors) -> Vectors:
     """Return a processor's vectors with 16 lanes, of which it may take several for one, and rows that fit them."""
     rows = max(1, vectors.rows * vectors.lanes // LANES)
     return replace(vectors, lanes=LANES, rows=rows if vectors.dots_bytes else min(rows, _ROWS_WITHOUT))
-
-
-def dot_declarations(vectors: Vectors) -> str:
-    """Return declarations of what the tiles call, beyond `tiles.declarations`."""
-    return f"declare {INTEGERS} {_DOT}({INTEGERS}, {BYTES}, {BYTES})\n" if vectors.dots_bytes else ""
-
-
-def dot(code: Code, vectors: Vectors, unsigned: str, signed: str, to: str) -> str:
-    """Append products of unsigned and signed bytes, four of which are added to each integer."""
-    if vectors.dots_bytes:
-        return code.value(f"call {INTEGERS} {_DOT}({INTEGERS} {to}, {BYTES} {unsigned}, {BYTES} {signed})")
-    # A product fits into 16 bits, two of them do not. Numbers are told apart by shifts: lower ones come first.
-    short, pairs, fours = f"<{VECTOR} x i16>", f"<{VECTOR // 2} x i32>", f"<{LANES} x i64>"
-    one, other = (
-        code.value(f"{way} {BYTES} {each} to {short}") for way, each in (("zext", unsigned), ("sext", signed))
-    )
-    products = code.value(f"bitcast {short} {code.value(f'mul {short} {one}, {other}')} to {pairs}")
-    sixteen = f"<{', '.join(['i32 16'] * (VECTOR // 2))}>"
-    lower = code.value(f"ashr {pairs} {code.value(f'shl {pairs} {products}, {sixteen}')}, {sixteen}")
-    upper = code.value(f"ashr {pairs} {products}, {sixteen}")
-    both = code.value(f"bitcast {pairs} {code.value(f'add {pairs} {lower}, {upper}')} to {fours}")
-    first = code.value(f"trunc {fours} {both} to {INTEGERS}")
-    moved = code.value(f"lshr {fours} {both}, <{', '.join(['i64 32'] * LANES)}>")
-    last = code.value(f"trunc {fours} {moved} to {INTEGERS}")
-    return code.value(f"add {INTEGERS} {to}, {code.value(f'add {INTEGERS} {first}, {last}')}")
 
 
 def tile_name(outputs: int, rows: int) -> str:
@@ -122,10 +98,11 @@ def _add_vectors(
             picked = ", ".join(f"i32 {at % RUN}" for at in range(VECTOR))
             operands = f"{_HALF_BYTES} {codes}, {_HALF_BYTES} poison, <{VECTOR} x i32> <{picked}>"
             codes = code.value(f"shufflevector {operands}")
-        unsigned = code.value(f"xor {BYTES} {codes}, <{', '.join(['i8 -128'] * VECTOR)}>")
+        codes, places = whole_bytes(code, vectors, codes), range(output, len(old), len(starts_w))
+        sums = ByteSums(code, vectors, 8, [old[at] for at in places])
         for row, numbers in enumerate(rows):
-            at = row * len(starts_w) + output
-            total = dot(code, vectors, unsigned, numbers, old[at])
+            sums.add(row, codes, numbers)
+        for at, total in zip(places, sums.totals(), strict=True):
             code.value(f"add {INTEGERS} {total}, zeroinitializer", new[at])
 
 
@@ -137,7 +114,8 @@ def _store(code: Code, vectors: Vectors, totals: list[str], outputs: int, rows: 
     sums = [
         code.load("float", code.at("float", "%sums", code.arithmetic("mul", "%sum_pitch", row))) for row in range(rows)
     ]
-    taken = [code.value(f"mul i32 {code.value(f'fptosi float {each} to i32')}, 128") for each in sums]
+    added = added_to_codes(vectors, INT8)
+    taken = [code.value(f"mul i32 {code.value(f'fptosi float {each} to i32')}, {added}") for each in sums]
 
     def finished(part: str, row: int) -> str:
         whole = code.value(f"sub <{outputs} x i32> {part}, {_spread(code, outputs, 'i32', taken[row])}")

@@ -1,11 +1,11 @@
-"""Rows as they are, in pairs of bfloat16: what products with weights in 4 or 8 bits multiply by panels.
+"""Rows as they are, as products with weights in 4 or 8 bits multiply them by panels: pairs of bfloat16, or float32.
 
 The sums are those of `few_bits.grouped_tiles`, which multiplies the same weights by rows.
 """
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
-from jaxinfer.ops.cpu_kernels.few_bits.grouped_tiles import add_pairs, added_up, pairs_function, sums_of_row
-from jaxinfer.ops.cpu_kernels.few_bits.tiles import sums_function, tile_declarations
+from jaxinfer.ops.cpu_kernels.few_bits.grouped_tiles import added_up, numbers_of
+from jaxinfer.ops.cpu_kernels.few_bits.tiles import sums_function
 from jaxinfer.ops.cpu_kernels.product_pieces import call_tile
 from jaxinfer.ops.cpu_kernels.sixteen_outputs import BYTES, FLOATS, OUTPUTS
 from jaxinfer.ops.cpu_kernels.tiles import Vectors
@@ -14,24 +14,29 @@ from jaxinfer.ops.few_bits.formats import RUN, Format
 _LINE = 64
 
 
-class RowsInPairs:
+class RowsAsTheyAre:
     """Rows of bfloat16, of which a step is a group of weights (`panel_code.RowKind`)."""
 
-    element, has_row_scale, offset, sum_type = "bfloat", False, 0, FLOATS
+    has_row_scale, offset, sum_type = False, 0, FLOATS
 
     def __init__(self, vectors: Vectors, form: Format) -> None:
-        self._vectors, self._form, self.span, self.num_factors = vectors, form, form.group, int(form.is_shifted)
-        self.sums_of_row = sums_of_row(form)
+        self._vectors, self._form, self._numbers = vectors, form, numbers_of(vectors, form)
+        self.element, self.sums_of_row, self.rows = (
+            self._numbers.element,
+            self._numbers.sums_of_row,
+            self._numbers.rows,
+        )
+        self.span, self.num_factors = form.group, int(form.is_shifted)
 
     def functions(self) -> list[str]:
         """Return declarations, and the functions that `make_ready` calls."""
-        sums = [sums_function(self._vectors, self._form)] if self._form.is_shifted else []
-        return [tile_declarations(self._vectors), pairs_function(self._form), *sums]
+        sums = [sums_function(self._vectors, "bfloat")] if self._form.is_shifted else []
+        return [*self._numbers.functions(), *sums]
 
     def make_ready(self, code: Code, x: str, to: str, factors: str, rows: str, length: str) -> None:
-        """Append what writes rows in the order of pairs, and the sums of their groups."""
+        """Append what writes rows as they are multiplied, and the sums of their groups."""
         runs = code.arithmetic("mul", rows, code.arithmetic("udiv", length, RUN))
-        call_tile(code, "@pair_up", (x, to), (runs,))
+        call_tile(code, "@arrange", (x, to), (runs,))
         if self._form.is_shifted:
             span = self.span or length
             groups = code.arithmetic("udiv", length, span)
@@ -41,8 +46,8 @@ class RowsInPairs:
         """Return each row's sums, to which the products of a run's codes with the numbers at its place are added."""
         starts = range(0, OUTPUTS * self._form.row_bytes(RUN), _LINE)
         lines = [code.load(BYTES, code.at("i8", codes, start), 1) for start in starts]
-        return add_pairs(code, self._vectors, self._form, lines, places, sums)
+        return self._numbers.add_run(code, lines, places, sums)
 
     def finish(self, code: Code, sums: list[str], factors: list[str]) -> list[str]:
         """Return a sum of each row."""
-        return added_up(code, self._form, sums)
+        return added_up(code, self._numbers, sums)
