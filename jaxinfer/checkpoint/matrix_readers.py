@@ -60,7 +60,8 @@ def choose_reader(
             return "products in float64"
         if form.is_ordered and is_split:
             return "inputs in an order of their own on a mesh"
-        is_multiplied = not backend.cpu_kernels or multiplies_few_bits(form, width)
+        # XLA spreads sparse kernels where no product of ours does.
+        is_multiplied = not backend.cpu_kernels or form.kept is not None or multiplies_few_bits(form, width)
         return None if is_multiplied else "no products on this processor"
 
     return StoredReader(why_not, backend=backend)
