@@ -5,6 +5,7 @@ from tests.mutants.fault import Fault
 _FOLDER = "jaxinfer/ops/cpu_kernels"
 _NORMS = "tests/ops/test_cpu_norms.py"
 _PRODUCTS, _ATTENTION = "tests/ops/test_cpu_products.py", "tests/ops/test_cpu_attention.py"
+_PROCESSOR = "tests/ops/test_processor.py"
 _UNIT = "tests/ops/test_matrix_unit.py"
 
 FAULTS: tuple[Fault, ...] = (
@@ -298,5 +299,33 @@ FAULTS: tuple[Fault, ...] = (
         "constant(0x3F80)",
         "constant(0x3F00)",
         "tests/ops/test_cpu_attention.py::test_rows_in_bytes_are_read_as_the_numbers_that_they_stand_for",
+    ),
+    Fault(
+        "of a table's parts, the first has the places of the second",
+        f"{_FOLDER}/lookups.py",
+        "{floats} {upper}, {floats} {lower}",
+        "{floats} {lower}, {floats} {upper}",
+        f"{_PROCESSOR}::test_numbers_are_those_at_their_places",
+    ),
+    Fault(
+        "every pair of a table's parts is told apart by the same bit",
+        f"{_FOLDER}/lookups.py",
+        "        bit += 1\n",
+        "",
+        f"{_PROCESSOR}::test_numbers_are_those_at_their_places",
+    ),
+    Fault(
+        "a limit leaves out its own instructions alone",
+        f"{_FOLDER}/processor.py",
+        "names[names.index(limit.lower()) :]",
+        "(limit.lower(),)",
+        f"{_PROCESSOR}::test_a_limit_leaves_out_what_is_above_it",
+    ),
+    Fault(
+        "kernels use instructions that XLA may not",
+        f"{_FOLDER}/machine_code.py",
+        "describe_vectors(llvm.get_process_triple(), host_features())",
+        "describe_vectors(llvm.get_process_triple(), llvm.get_host_cpu_features())",
+        f"{_PROCESSOR}::test_our_code_keeps_to_the_instructions_that_xla_may_use",
     ),
 )

@@ -19,9 +19,10 @@ from jaxinfer.ops.cpu_kernels.few_bits.product_code import row_dtype
 HOST = machine_code.host_vectors()
 assert HOST is not None, "the tests need llvmlite"
 # Processors whose instructions run on this one too: half and quarter vectors, and bfloat16 without products of pairs.
+_WITHOUT = {"pairs_bfloat16": False, "tiles_bfloat16": False, "dtypes": ("float32", "bfloat16")}
+_PICKS_BY = "avx2" if HOST.picks_by == "avx512" else HOST.picks_by
 SMALLER = tuple(
-    replace(HOST, lanes=lanes, rows=rows, pairs_bfloat16=False, tiles_bfloat16=False, dtypes=("float32", "bfloat16"))
-    for lanes, rows in ((8, 3), (4, 2), (4, 6))
+    replace(HOST, lanes=lanes, rows=rows, picks_by=_PICKS_BY, **_WITHOUT) for lanes, rows in ((8, 3), (4, 2), (4, 6))
 )
 POOLS = pytest.mark.parametrize("pool", ["is missing", "refuses", "runs at once", "is late", "has threads"])
 

@@ -25,13 +25,15 @@ from jaxinfer.ops.cpu_kernels.best import (
     best_places,
     best_places_of_classes,
 )
+from jaxinfer.ops.cpu_kernels.few_bits.product_code import few_bits_module
+from jaxinfer.ops.cpu_kernels.few_bits.tiles import supports
 from jaxinfer.ops.cpu_kernels.norms import layer_norm_module
 from jaxinfer.ops.cpu_kernels.panels.products import module_of
 from jaxinfer.ops.cpu_kernels.product_code import dot_module
 from jaxinfer.ops.cpu_kernels.rows import rows_module, take_rows
 from jaxinfer.ops.cpu_kernels.tiles import Vectors, describe_vectors
 from jaxinfer.ops.embedding import embed
-from jaxinfer.ops.few_bits.formats import INT8, int4
+from jaxinfer.ops.few_bits.formats import FP8, INT8, MXFP4, int4, nf4
 from jaxinfer.ops.matmul import product
 from tests.ops.foreign_calls import HOST, POOLS, SMALLER, Calls, drawn
 from tests.ops.test_cpu_attention import attend_directly, check_attention
@@ -121,6 +123,7 @@ def test_code_of_other_makes_is_encoded(triple, processor, features, register):
         rows_module(vectors),
         layer_norm_module(vectors),
         *(module_of(vectors, form, "exact", "bfloat16", 1) for form in (INT8, int4(32, False))),
+        *(few_bits_module(vectors, form, 1) for form in (FP8, nf4(64), MXFP4) if supports(vectors, form)),
     ):
         assert machine.emit_object(parsed(assembly, triple))
 

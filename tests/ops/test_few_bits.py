@@ -32,8 +32,6 @@ FORMS = [*GGUF_FORMATS.values(), INT8, replace(INT8, group=128), *INT4S, nf4(64)
 # Each way of widening, with and without minima, and each number of runs in a group.
 SOME = [*map(GGUF_FORMATS.get, ("Q4_1", "Q8_0", "Q5_K", "Q6_K")), INT8, int4(64, True), int4(128, False), FP8, ZEROS]
 SOME.append(MXFP4)
-# Uneven levels need a processor that looks them up.
-FORMS, SOME = ([form for form in forms if supports(HOST, form)] for forms in (FORMS, SOME))
 NARROW = replace(SMALLER[0], dtypes=HOST.dtypes), replace(SMALLER[1], dtypes=HOST.dtypes)
 
 
@@ -89,8 +87,7 @@ few_examples = settings(derandomize=True, max_examples=10, deadline=None)
 OTHERS = [
     pytest.param(vectors, form, marks=pytest.mark.exhaustive if index % 4 else pytest.mark.slow)
     for index, (vectors, form) in enumerate(
-        [(HOST, form) for form in FORMS if form not in SOME]
-        + [(each, form) for each in NARROW for form in SOME if form is not FP8]
+        [(HOST, form) for form in FORMS if form not in SOME] + [(each, form) for each in NARROW for form in SOME]
     )
 ]
 
@@ -109,10 +106,17 @@ def test_rows_times_codes_of_every_form(form, vectors, rows, groups, outputs):
     check(vectors, form, rows, groups * form.unit, outputs)
 
 
-@pytest.mark.parametrize("form", [GGUF_FORMATS["Q4_1"], INT8, MXFP4], ids=name_of)
-@pytest.mark.parametrize("vectors", NARROW[:1], ids=lambda each: f"{each.lanes} lanes")
+@pytest.mark.parametrize(
+    ("vectors", "form"),
+    [
+        *((NARROW[0], form) for form in (GGUF_FORMATS["Q4_1"], INT8, MXFP4, FP8)),
+        (NARROW[1], nf4(64)),
+        (replace(NARROW[1], picks_by=""), MXFP4),
+    ],
+    ids=lambda each: name_of(each) if isinstance(each, Format) else f"{each.lanes} lanes {each.picks_by}",
+)
 def test_another_processors_vectors_add_the_same(form, vectors):
-    for rows, width, outputs in ((1, 96, 7), (4, 64, 21), (11, 160, 5)):
+    for rows, width, outputs in ((1, 192, 7), (4, 64, 21), (11, 320, 5)):
         check(vectors, form, rows, width, outputs)
 
 
@@ -290,7 +294,11 @@ def test_weights_are_rounded_to_the_nearest_of_uneven_levels(form):
     np.testing.assert_allclose(np.abs(found.dequantize()[0] / 3 - weights.ravel()), nearest, atol=1e-5 * levels[-1])
 
 
-def test_processors_without_float16_are_told_apart():
-    assert [supports(HOST, form) for form in (INT8, MXFP4, FP8, nf4(64))] == [True] * 2 + [HOST.pairs_bfloat16] * 2
-    old = replace(SMALLER[1], dtypes=("float32", "bfloat16", "int8"))
-    assert [supports(old, form) for form in (INT8, MXFP4, FP8, *INT4S)] == [True] * 2 + [False] * (1 + len(INT4S))
+def test_processors_without_float16_or_lookups_are_told_apart():
+    uneven, by_words = (INT8, MXFP4, nf4(64), FP8), replace(nf4(64), scale_type="float32")
+    assert all(supports(vectors, form) for vectors in (HOST, *NARROW) for form in uneven)
+    without_lookups, old = replace(NARROW[1], picks_by=""), replace(SMALLER[1], dtypes=("float32", "bfloat16", "int8"))
+    assert [supports(without_lookups, form) for form in uneven] == [True, True, False, True]
+    assert [supports(old, form) for form in uneven] == [True, True, False, False]
+    assert supports(old, by_words)
+    assert not any(supports(old, form) for form in INT4S)

@@ -130,7 +130,9 @@ def test_products_have_the_bits_of_those_by_rows(form, rows, units, outputs):
 
 
 @pytest.mark.parametrize(
-    "form", [int4(32, False), *(pytest.param(form, marks=pytest.mark.slow) for form in (UNSHIFTED, INT8))], ids=name_of
+    "form",
+    [int4(32, False), nf4(32), *(pytest.param(form, marks=pytest.mark.slow) for form in (UNSHIFTED, INT8))],
+    ids=name_of,
 )
 def test_another_processors_vectors_have_the_bits_of_those_by_rows(form):
     for rows, units, outputs in ((1, 1, 37), (5, 2, 16), (13, 1, 3)):

@@ -1,11 +1,20 @@
 """Writes LLVM assembly, one function at a time."""
 
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
+
 # The type of a value that a loop carries, and its first value.
 _COUNT = "i64", "0"
+
+
+def float_constant(number: float) -> str:
+    """Return a float32 in LLVM's notation: the bits of a float64."""
+    (bits,) = struct.unpack("<Q", struct.pack("<d", np.float32(number)))
+    return f"0x{bits:016X}"
 
 
 @dataclass

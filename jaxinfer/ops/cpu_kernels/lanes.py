@@ -5,12 +5,9 @@ rounded. Then the upper half of the lanes is added to the lower half, until one 
 its numbers and on their count alone, and is the same on all processors.
 """
 
-import struct
 from collections.abc import Callable
 
-import numpy as np
-
-from jaxinfer.ops.cpu_kernels.assembly import Code
+from jaxinfer.ops.cpu_kernels.assembly import Code, float_constant
 
 # Two registers of the widest vectors, so that an addition need not wait for the one before.
 LANES = 32
@@ -70,9 +67,8 @@ def spread_lanes(code: Code, number: str) -> str:
 
 
 def constant_lanes(number: float) -> str:
-    """Return a vector with a constant in every lane, in LLVM's notation: the bits of a float64."""
-    (bits,) = struct.unpack("<Q", struct.pack("<d", np.float32(number)))
-    return f"<{', '.join([f'float 0x{bits:016X}'] * LANES)}>"
+    """Return a vector with a constant in every lane."""
+    return f"<{', '.join([f'float {float_constant(number)}'] * LANES)}>"
 
 
 def add_up_lanes(code: Code, sums: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from jaxinfer.ops.cpu_kernels.processor import host_features
 from jaxinfer.ops.cpu_kernels.tiles import Vectors, describe_vectors
 
 # Compiled code is in memory for as long as its engine is. The objects are what its engine was given of it.
@@ -32,7 +33,7 @@ def host_vectors() -> Vectors | None:
         from llvmlite import binding as llvm
     except (ImportError, OSError):
         return None
-    vectors = describe_vectors(llvm.get_process_triple(), llvm.get_host_cpu_features())
+    vectors = describe_vectors(llvm.get_process_triple(), host_features())
     if vectors is not None and vectors.tiles_bfloat16 and not _may_use_tiles():
         return replace(vectors, tiles_bfloat16=False)
     return vectors
@@ -125,5 +126,5 @@ def _machine() -> Any:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     return llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, jit=True
+        cpu=llvm.get_host_cpu_name(), features=host_features().flatten(), opt=3, jit=True
     )

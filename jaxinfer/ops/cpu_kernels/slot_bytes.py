@@ -3,6 +3,9 @@
 from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.tiles import Vectors
 
+# What `widened` leaves out of floats of 8 bits.
+BYTE_SCALE = 256.0
+
 
 def widened(code: Code, dtype: str, count: int, numbers: str) -> str:
     """Append the float32 that a vector of bytes stands for; of ``uint8``, a 256th of it.
@@ -46,7 +49,7 @@ def _read_scales(dtype: str) -> str:
         shifted = [code.value(f"shl i32 {word}, {shift}") for word, shift in zip(words, (24, 16))]
         scale = code.value(f"bitcast i32 {code.value(f'or i32 {shifted[0]}, {shifted[1]}')} to float")
         if dtype != "int8":
-            scale = code.value(f"fmul float {scale}, 256.0")
+            scale = code.value(f"fmul float {scale}, {BYTE_SCALE}")
         code.store_at("float", scale, "%scales", slot.index)
     code.effect("ret void")
     return code.text()

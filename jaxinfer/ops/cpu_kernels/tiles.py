@@ -1,13 +1,10 @@
 """A processor's vectors, and what all code that uses them shares."""
 
 import itertools
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
-from jaxinfer.ops.cpu_kernels.assembly import Code
+from jaxinfer.ops.cpu_kernels.assembly import Code, float_constant
 
 # The types of weights and cached rows, and of the rows that they multiply.
 LLVM_TYPES = {"float32": "float", "bfloat16": "bfloat", "float16": "half", "int8": "i8", "uint8": "i8"}
@@ -29,7 +26,8 @@ class Vectors:
     that pauses a waiting thread. ``tiles_bfloat16`` says whether it has a matrix unit for bfloat16, ``dots_bytes``
     of how many bytes its widest vectors are that it multiplies, adding four products at a time (0: of none),
     ``pairs_bytes`` whether it adds two in 16 bits, ``expands_words`` whether a mask says where
-    in a vector it puts numbers of two bytes.
+    in a vector it puts numbers of two bytes. ``picks_by`` is what it picks float32 by out of a table (`lookups`), if it
+    does.
     """
 
     lanes: int
@@ -41,6 +39,7 @@ class Vectors:
     dots_bytes: int = 0
     pairs_bytes: bool = False
     expands_words: bool = False
+    picks_by: str = ""
 
     def step(self, dtype: str) -> int:
         """Return how many numbers of a row one vector holds."""
@@ -71,9 +70,8 @@ class Vectors:
         )
 
     def constant(self, number: float) -> str:
-        """Return a vector with a constant in every lane, in LLVM's notation: the bits of a float64."""
-        (bits,) = struct.unpack("<Q", struct.pack("<d", np.float32(number)))
-        return f"<{', '.join([f'float 0x{bits:016X}'] * self.lanes)}>"
+        """Return a vector with a constant in every lane."""
+        return f"<{', '.join([f'float {float_constant(number)}'] * self.lanes)}>"
 
     def first(self, code: Code, lanes: int, count: str) -> str:
         """Append a mask of the first ``count`` of some lanes."""
@@ -93,7 +91,7 @@ def describe_vectors(triple: str, features: Mapping[str, bool]) -> Vectors | Non
     """Return the vectors of a processor with these LLVM features; None for an unknown kind."""
     make = triple.partition("-")[0]
     if make in ("aarch64", "arm64"):
-        return Vectors(4, 6, False, ("float32", "bfloat16", "float16"), _PAUSE_ARM)
+        return Vectors(4, 6, False, ("float32", "bfloat16", "float16"), _PAUSE_ARM, picks_by="neon")
     if make not in ("x86_64", "amd64"):
         return None
     dtypes = ("float32", "bfloat16", *(["float16"] if features.get("f16c") else []))
@@ -101,10 +99,19 @@ def describe_vectors(triple: str, features: Mapping[str, bool]) -> Vectors | Non
         has_unit = features.get("amx-tile", False) and features.get("amx-bf16", False)
         dots_bytes = 64 if features.get("avx512vnni") else 0
         pairs, expands = features.get("avx512bf16", False), features.get("avx512vbmi2", False)
-        return Vectors(16, 6, pairs, dtypes, _PAUSE_X86, has_unit, dots_bytes, True, expands)
+        return Vectors(16, 6, pairs, dtypes, _PAUSE_X86, has_unit, dots_bytes, True, expands, "avx512")
     lanes, rows = (8, 3) if features.get("avx") else (4, 2)
-    dots_bytes, pairs_bytes = 32 if features.get("avxvnni") else 0, features.get("avx2", False)
-    return Vectors(lanes, rows, False, dtypes, _PAUSE_X86, dots_bytes=dots_bytes, pairs_bytes=pairs_bytes)
+    has_integers = features.get("avx2", False)
+    return Vectors(
+        lanes,
+        rows,
+        False,
+        dtypes,
+        _PAUSE_X86,
+        dots_bytes=32 if features.get("avxvnni") else 0,
+        pairs_bytes=has_integers,
+        picks_by="avx2" if has_integers else "",
+    )
 
 
 def declarations(vectors: Vectors) -> str:

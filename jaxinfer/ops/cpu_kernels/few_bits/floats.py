@@ -1,13 +1,16 @@
 """Codes of 4 and 8 bits as float32, for processors that multiply no pairs of bfloat16.
 
-A vector has one code of every output, and a lane's integer several of one output (`grouped_tiles`). A code is made a
-number where it lies in that integer, so what it stands for is a power of two larger, by which the row is divided
-before: a mask and a conversion for 4 bits, a move of bytes and a conversion for 8. Numbers of a row below 2^-102 count
+A vector has one code of every output, and a lane's integer several of one output (`grouped_tiles`). Uneven levels are
+looked up. Any other code is made a number where it lies in that integer, so what it stands for is a power of two
+larger, by which the row is divided before: a mask and a conversion for 4 bits, a move of bytes and a conversion for 8.
+Numbers of a row below 2^-102 count
 as zeros there. The sums of a row are two, of the lines of either half of each run: so additions of one row alone need
 not wait for each other, and those of several rows have one sum at a time in registers.
 """
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
+from jaxinfer.ops.cpu_kernels.few_bits.tiles import rounded_levels
+from jaxinfer.ops.cpu_kernels.lookups import declared_lookup, look_up
 from jaxinfer.ops.cpu_kernels.sixteen_outputs import BYTES, FLOATS, INTEGERS, LANES
 from jaxinfer.ops.cpu_kernels.tiles import Vectors
 from jaxinfer.ops.few_bits.formats import RUN, Format
@@ -25,9 +28,13 @@ class Floats:
 
     def __init__(self, vectors: Vectors, form: Format) -> None:
         self._vectors, self._form, self.rows = vectors, form, vectors.rows
+        self._is_uneven = form.offset is None
 
     def functions(self) -> list[str]:
-        """Return ``arrange(x, to, runs)``: each number of x where it is multiplied, and divided by its power of two."""
+        """Return declarations, and ``arrange(x, to, runs)``.
+
+        That has each number of x where it is multiplied, and divided by its power of two.
+        """
         code = Code("internal void @arrange(ptr %x, ptr %to, i64 %runs) #0")
         before, after = f"<{RUN} x bfloat>", f"<{RUN} x float>"
         order = ", ".join(f"i32 {place}" for place in self._order())
@@ -41,15 +48,14 @@ class Floats:
             numbers = code.value(f"fmul {after} {numbers}, <{factors}>")
             code.effect(f"store {after} {numbers}, ptr {code.at('float', '%to', first)}, align 4")
         code.effect("ret void")
-        return [code.text()]
+        return [*([declared_lookup(self._vectors.picks_by)] if self._is_uneven else []), code.text()]
 
     def add_run(self, code: Code, lines: list[str], places: list[str], to: list[str]) -> list[str]:
         """Return each row's sums, to which the products of a run's codes with the numbers at its place are added."""
         found, at = list(to), 0
         widen = self._of_bytes if self._form.bits == _BYTE else self._of_halves
         for half, line in ((2 * index // len(lines), line) for index, line in enumerate(lines)):
-            for integers in widen(code, line):
-                numbers = code.value(f"sitofp {INTEGERS} {integers} to {FLOATS}")
+            for numbers in widen(code, line):
                 for row, place in enumerate(places):
                     own = self.sums_of_row * row + half
                     number = self._vectors.spread(code, code.load("float", code.at("float", place, at)))
@@ -69,23 +75,28 @@ class Floats:
         if self._form.bits == _BYTE:
             return _UPPERMOST
         code = at % _CODES
-        return 0 if code == _CODES - 1 else _FOUR * code
+        return 0 if self._is_uneven or code == _CODES - 1 else _FOUR * code
 
     def _of_halves(self, code: Code, line: str) -> list[str]:
-        """Return the codes of a line, without what is subtracted from them, each vector one of every output."""
+        """Return what the codes of a line stand for, each vector one of every output."""
         whole, found = code.value(f"bitcast {BYTES} {line} to {INTEGERS}"), []
         for at in range(_CODES):
+            if self._is_uneven:
+                places = code.value(f"lshr {INTEGERS} {whole}, {_constant(_FOUR * at)}")
+                levels = rounded_levels(self._form.levels)
+                found.append(look_up(code, self._vectors.picks_by, levels, places, LANES))
+                continue
             shift = self._shift(at)
-            operation, operand = ("lshr", 4 * at) if at and not shift else ("and", 15 << shift)
+            operation, operand = ("lshr", _FOUR * at) if at and not shift else ("and", 15 << shift)
             numbers = code.value(f"{operation} {INTEGERS} {whole}, {_constant(operand)}")
             if self._form.offset:
                 numbers = code.value(f"sub {INTEGERS} {numbers}, {_constant(self._form.offset << shift)}")
-            found.append(numbers)
+            found.append(_converted(code, numbers))
         return found
 
     @staticmethod
     def _of_bytes(code: Code, line: str) -> list[str]:
-        """Return the bytes of a line as the uppermost ones of integers, each vector one of every output."""
+        """Return 2^24 times the bytes of a line, each vector one of every output: the uppermost bytes of integers."""
         found = []
         for at in range(3):
             # Zeros come from the other vector.
@@ -95,7 +106,12 @@ class Floats:
             moved = code.value(f"shufflevector {moved}")
             found.append(code.value(f"bitcast {BYTES} {moved} to {INTEGERS}"))
         whole = code.value(f"bitcast {BYTES} {line} to {INTEGERS}")
-        return [*found, code.value(f"and {INTEGERS} {whole}, {_constant(0xFF << _UPPERMOST)}")]
+        found.append(code.value(f"and {INTEGERS} {whole}, {_constant(0xFF << _UPPERMOST)}"))
+        return [_converted(code, integers) for integers in found]
+
+
+def _converted(code: Code, integers: str) -> str:
+    return code.value(f"sitofp {INTEGERS} {integers} to {FLOATS}")
 
 
 def _without_small(code: Code, numbers: str) -> str:

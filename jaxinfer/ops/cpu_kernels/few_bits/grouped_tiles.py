@@ -57,7 +57,7 @@ def has_grouped_tiles(vectors: Vectors, form: Format) -> bool:
     if form.kept is not None or (form.group or RUN) % RUN or not supports(vectors, form):
         return False
     if form.bits == 4 and form.group is not None:
-        return form.offset is not None or vectors.pairs_bfloat16
+        return form.offset is not None or vectors.pairs_bfloat16 or bool(vectors.picks_by)
     return form.bits == 8 and not form.levels
 
 

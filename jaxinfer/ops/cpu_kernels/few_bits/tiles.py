@@ -6,8 +6,11 @@ minima.
 """
 
 import struct
+from collections.abc import Sequence
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
+from jaxinfer.ops.cpu_kernels.lookups import declared_lookup, look_up
+from jaxinfer.ops.cpu_kernels.slot_bytes import BYTE_SCALE, widened
 from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, SIZES, Vectors, add_up, store_totals
 from jaxinfer.ops.few_bits.formats import FP4, LEAST_POWER_BITS, RUN, Format
 
@@ -34,8 +37,12 @@ def supports(vectors: Vectors, form: Format) -> bool:
     """Whether products with weights of this form have kernels."""
     if form.kept is not None:
         return form.block > 1 or (vectors.pairs_bfloat16 and vectors.expands_words)
-    can_convert = "float16" in vectors.dtypes or form.scale_dtype in ("float32", "bfloat16", "uint8")
-    return can_convert and (form.offset is not None or form.levels == FP4 or vectors.pairs_bfloat16)
+    has_halves = "float16" in vectors.dtypes
+    if not has_halves and form.scale_dtype in ("float16", "int8"):
+        return False
+    if form.offset is not None or vectors.pairs_bfloat16:
+        return True
+    return has_halves if form.bits == 8 else bool(vectors.picks_by) or form.levels == FP4
 
 
 def row_kind(vectors: Vectors) -> str:
@@ -45,7 +52,9 @@ def row_kind(vectors: Vectors) -> str:
 
 def tile_declarations(vectors: Vectors) -> str:
     """Return declarations of what the tiles call, beyond `tiles.declarations`."""
-    return _PAIRS_DECLARED if vectors.pairs_bfloat16 else ""
+    if vectors.pairs_bfloat16:
+        return _PAIRS_DECLARED
+    return declared_lookup(vectors.picks_by) if vectors.picks_by else ""
 
 
 def tile_name(outputs: int, rows: int, is_widened: bool) -> str:
@@ -384,11 +393,15 @@ class _Widen:
         return code.value(f"bitcast {words} {code.value(f'or {words} {moved}, {signs}')} to <{RUN} x bfloat>")
 
     def _floats_of_bytes(self, place: str, first: int) -> list[tuple[str, int]]:
-        code, lanes = self._code, self._vectors.lanes
-        loaded = [(code.load(f"<{lanes} x i8>", code.at("i8", place, at), 1), at) for at in range(0, RUN, lanes)]
-        return [
-            (code.value(f"sitofp <{lanes} x i8> {some} to {self._vectors.wide}"), first + at) for some, at in loaded
-        ]
+        code, lanes, wide, found = self._code, self._vectors.lanes, self._vectors.wide, []
+        dtype = "uint8" if self._form.levels else "int8"
+        for at in range(0, RUN, lanes):
+            some = code.load(f"<{lanes} x i8>", code.at("i8", place, at), 1)
+            numbers = widened(code, dtype, lanes, some)
+            if self._form.levels:
+                numbers = code.value(f"fmul {wide} {numbers}, {self._vectors.constant(BYTE_SCALE)}")
+            found.append((numbers, first + at))
+        return found
 
     def _floats_of_halves(self, place: str, first: int) -> list[tuple[str, int]]:
         code, lanes, wide = self._code, self._vectors.lanes, self._vectors.wide
@@ -401,14 +414,18 @@ class _Widen:
                 codes = code.value(f"zext {some} {codes} to {whole}")
                 if self._form.bits > 4:
                     codes = code.value(f"or {whole} {codes}, {self._high_bits(place, half * _HALF + at, lanes, 'i32')}")
-                begins = first + half * _HALF + at
-                if self._form.levels == FP4:
-                    found.append((self._floats_of_fp4(codes), begins))
-                    continue
-                offset = ", ".join([f"i32 {self._form.offset}"] * lanes)
-                codes = code.value(f"sub {whole} {codes}, <{offset}>")
-                found.append((code.value(f"sitofp {whole} {codes} to {wide}"), begins))
+                found.append((self._levels(codes, whole, wide), first + half * _HALF + at))
         return found
+
+    def _levels(self, codes: str, whole: str, wide: str) -> str:
+        code, lanes = self._code, self._vectors.lanes
+        if self._form.offset is None and self._vectors.picks_by:
+            return look_up(code, self._vectors.picks_by, rounded_levels(self._form.levels), codes, lanes)
+        if self._form.offset is None:
+            return self._floats_of_fp4(codes)
+        offset = ", ".join([f"i32 {self._form.offset}"] * lanes)
+        codes = code.value(f"sub {whole} {codes}, <{offset}>")
+        return code.value(f"sitofp {whole} {codes} to {wide}")
 
     def _floats_of_fp4(self, codes: str) -> str:
         """Move a sign, two bits of exponent and one of mantissa to those of float32; 0 and 0.5 have none."""
@@ -432,6 +449,11 @@ def bits_of_level(level: float) -> int:
     """Return the bits of the nearest bfloat16."""
     bits = struct.unpack("<I", struct.pack("<f", level))[0]
     return bits + 0x7FFF + (bits >> 16 & 1) >> 16
+
+
+def rounded_levels(levels: Sequence[float]) -> list[float]:
+    """Return levels as products multiply them: the nearest bfloat16."""
+    return [struct.unpack("<f", struct.pack("<I", bits_of_level(level) << 16))[0] for level in levels]
 
 
 def prefetch(code: Code, place: str) -> None:

@@ -1,10 +1,6 @@
 """The assembly that rounds rows to int8: each by its largest number, with the sums that products need."""
 
-import struct
-
-import numpy as np
-
-from jaxinfer.ops.cpu_kernels.assembly import Code
+from jaxinfer.ops.cpu_kernels.assembly import Code, float_constant
 from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
 from jaxinfer.ops.cpu_kernels.rounded_rows.byte_sums import FLOATS, INTEGERS, LANES
 from jaxinfer.ops.cpu_kernels.rounded_rows.tiles import widened
@@ -89,7 +85,7 @@ def scale_of(code: Code, vectors: Vectors, sizes: str) -> tuple[str, str]:
     """Return the scale of numbers, of which these are the largest sizes, and what to divide them by."""
     most = code.value(f"call i32 @llvm.vector.reduce.umax.v{LANES}i32({INTEGERS} {sizes})")
     most = code.value(f"bitcast i32 {most} to float")
-    scale = code.value(f"fmul float {most}, {_constant(STEP)}")
+    scale = code.value(f"fmul float {most}, {float_constant(STEP)}")
     is_zero = code.value(f"fcmp oeq float {scale}, 0.0")
     return scale, vectors.spread(code, code.value(f"select i1 {is_zero}, float 1.0, float {scale}"))
 
@@ -108,8 +104,3 @@ def sum_of(code: Code, integers: str) -> str:
     """Return the sum of a vector of integers, in float32."""
     total = code.value(f"call i32 @llvm.vector.reduce.add.v{LANES}i32({INTEGERS} {integers})")
     return code.value(f"sitofp i32 {total} to float")
-
-
-def _constant(number: float) -> str:
-    (bits,) = struct.unpack("<Q", struct.pack("<d", np.float32(number)))
-    return f"0x{bits:016X}"
