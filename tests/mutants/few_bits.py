@@ -41,8 +41,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "the last code of an integer is a negative number, where no pairs are multiplied",
         f"{_KERNELS}/floats.py",
-        '("lshr", 4 * at)',
-        '("ashr", 4 * at)',
+        '("lshr", _FOUR * at)',
+        '("ashr", _FOUR * at)',
         f"{_PRODUCTS}::test_another_processors_vectors_add_the_same",
     ),
     Fault(
@@ -415,5 +415,19 @@ FAULTS: tuple[Fault, ...] = (
         "jnp.where(jnp.arange(block) > at, changed_NJ, part_NJ)",
         "jnp.where(jnp.arange(block) < 0, changed_NJ, part_NJ)",
         "tests/quantization/test_sparsegpt.py::test_columns_are_left_out_in_turn_and_the_others_make_up_for_it",
+    ),
+    Fault(
+        "of many rows, every group is multiplied by the first one's codes",
+        f"{_KERNELS}/grouped_tiles.py",
+        'code.arithmetic("add", group.first, run)',
+        'code.arithmetic("add", 0, run)',
+        f"{_PANEL_PRODUCTS}::test_a_row_has_the_same_bits_among_so_many_that_codes_are_widened_first",
+    ),
+    Fault(
+        "of many rows, every step of a panel is multiplied by the first one's codes",
+        "jaxinfer/ops/cpu_kernels/panels/panel_code.py",
+        'code.arithmetic("add", first, run)',
+        'code.arithmetic("add", 0, run)',
+        f"{_PANEL_PRODUCTS}::test_a_row_has_the_same_bits_among_so_many_that_codes_are_widened_first",
     ),
 )

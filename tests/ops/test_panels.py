@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.ops.backend import choose_backend
-from jaxinfer.ops.cpu_kernels.few_bits.grouped_tiles import has_grouped_tiles
+from jaxinfer.ops.cpu_kernels.few_bits.grouped_tiles import has_grouped_tiles, numbers_of
 from jaxinfer.ops.cpu_kernels.few_bits.product_code import few_bits_module
 from jaxinfer.ops.cpu_kernels.panels.products import drafts_by_panels, module_of, multiplies_panels, multiply_panels
 from jaxinfer.ops.cpu_kernels.rounded_rows.product_code import rounded_module
@@ -43,6 +43,7 @@ UNIT = 256
 # With instructions that add four products of bytes, where there are such, or two, and without.
 WITHOUT = replace(HOST, dots_bytes=0, pairs_bytes=False)
 PAIRS = replace(HOST, dots_bytes=0)
+NARROW = replace(SMALLER[0], dtypes=HOST.dtypes)
 HOW_BYTES = "host", "pairs", "no bytes"
 few_examples = settings(derandomize=True, max_examples=8, deadline=None)
 any_shape = given(st.one_of(st.integers(1, 9), st.sampled_from([17, 40])), st.integers(1, 3), st.integers(1, 50))
@@ -136,7 +137,22 @@ def test_products_have_the_bits_of_those_by_rows(form, rows, units, outputs):
 )
 def test_another_processors_vectors_have_the_bits_of_those_by_rows(form):
     for rows, units, outputs in ((1, 1, 37), (5, 2, 16), (13, 1, 3)):
-        check_bits_of_rows(replace(SMALLER[0], dtypes=HOST.dtypes), form, rows, units, outputs)
+        check_bits_of_rows(NARROW, form, rows, units, outputs)
+
+
+@pytest.mark.parametrize("form", [INT8, int4(32, False), nf4(64)], ids=name_of)
+@pytest.mark.parametrize("vectors", [HOST, NARROW], ids=lambda each: f"{each.lanes} lanes")
+def test_a_row_has_the_same_bits_among_so_many_that_codes_are_widened_first(form, vectors):
+    many = numbers_of(vectors, form).many or 40
+    rng, width = np.random.default_rng(many), 2 * UNIT
+    rows_MK, array = rng.standard_normal((many + 5, width)).astype(jnp.bfloat16), drawn(rng, form, 21, width)
+    (found,) = multiply("exact", rows_MK, array, vectors=vectors)
+    check_products(found, rows_MK, exact(array.dequantize()))
+    for first, past in ((0, many - 1), (0, many), (4, 5), (many, many + 5)):
+        (some_rows,) = multiply("exact", rows_MK[first:past], array, vectors=vectors)
+        assert some_rows.tobytes() == found[first:past].tobytes()
+    (by_rows,) = calls(few_bits_module, vectors, form).products(vectors, rows_MK, [array])
+    assert by_rows.tobytes() == found.tobytes()
 
 
 def check_bits_of_rows(vectors, form, rows, units, outputs):

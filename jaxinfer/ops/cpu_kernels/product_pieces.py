@@ -49,7 +49,7 @@ class RowTile(NamedTuple):
     count: str
 
 
-def even_tiles(code: Code, rows: str, most: int) -> RowTiles:
+def even_tiles(code: Code, rows: str, most: int | str) -> RowTiles:
     """Cut rows into as few tiles of at most ``most`` rows as there can be."""
     count = code.ceiling(rows, most)
     return RowTiles(count, code.arithmetic("sdiv", rows, count), code.arithmetic("srem", rows, count))
@@ -65,10 +65,10 @@ def each_tile(code: Code, tiles: RowTiles) -> Iterator[RowTile]:
         yield RowTile(each.index, each.held, count)
 
 
-def chosen_tile(code: Code, rows: str, most: int, address: Callable[[int], str]) -> str:
-    """Return the address of the function for some rows, at most ``most``, given that for each number of them."""
+def chosen_tile(code: Code, rows: str, most: int, address: Callable[[int], str], least: int = 1) -> str:
+    """Return the address of the function for some rows, ``least`` to ``most``, given that for each number of them."""
     tile = address(most)
-    for count in range(1, most):
+    for count in range(least, most):
         is_own = code.value(f"icmp eq i64 {rows}, {count}")
         tile = code.value(f"select i1 {is_own}, ptr {address(count)}, ptr {tile}")
     return tile

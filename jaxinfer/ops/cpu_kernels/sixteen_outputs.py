@@ -19,18 +19,19 @@ OUTPUTS = LANES = 16
 ROWS = 8
 # Bytes of codes that are read at a time.
 PART = 16
-_LINE = 64
+LINE = 64
 _FEW_RUNS = 2
 BYTES, INTEGERS, FLOATS = f"<{4 * LANES} x i8>", f"<{LANES} x i32>", f"<{LANES} x float>"
 
 
-def in_sixteen_lanes(vectors: Vectors) -> Vectors:
+def in_sixteen_lanes(vectors: Vectors, is_widened: bool = False) -> Vectors:
     """Return a processor's vectors with 16 lanes, of which it may take several for one.
 
-    Their rows are those of a tile: as many sums, and a line of codes as it is and in numbers, fit its registers.
+    Their rows are those of a tile: as many sums fit its registers, and a line of codes in numbers; and, if not
+    ``is_widened``, the line as it is.
     """
-    rows = min(ROWS, max(1, (vectors.rows - 1) * TILE_OUTPUTS * vectors.lanes // LANES))
-    return replace(vectors, lanes=LANES, rows=rows)
+    rows = (vectors.rows - (not is_widened)) * TILE_OUTPUTS * vectors.lanes // LANES
+    return replace(vectors, lanes=LANES, rows=min(ROWS, max(1, rows)))
 
 
 def declarations() -> str:
@@ -42,11 +43,12 @@ def declarations() -> str:
 class Group:
     """A group of a tile: where its numbers of each row and its codes of each output are, and the sums of the rows.
 
-    ``ahead`` is where bytes are fetched meanwhile. Where a whole row is one group, the tile counts its ``runs``.
-    ``found`` are each row's products with the group before they are scaled, which the loop's body leaves; ``totals``
-    the rows' sums after the loop.
+    ``first`` is its first run, ``ahead`` where bytes are fetched meanwhile. Where a whole row is one group, the tile
+    counts its ``runs``. ``found`` are each row's products with the group before they are scaled, which the loop's body
+    leaves; ``totals`` the rows' sums after the loop.
     """
 
+    first: int | str
     x: list[str]
     w: list[str]
     ahead: str
@@ -75,6 +77,7 @@ def each_group(code: Code, vectors: Vectors, form: Format, rows: int, kind: str)
         first = times(code, each.index, runs)
         of_x, of_w = times(code, first, RUN), times(code, first, run_bytes)
         group = Group(
+            first,
             [code.at(kind, start, of_x) for start in starts_x],
             [code.at("i8", start, of_w) for start in starts_w],
             code.at("i8", ahead, times(code, of_w, OUTPUTS)),
@@ -124,7 +127,7 @@ def times(code: Code, number: int | str, factor: int | str) -> int | str:
 
 def fetch(code: Code, place: str, num_bytes: int) -> None:
     """Append what brings bytes from an address on into the caches."""
-    for line in range(0, num_bytes, _LINE):
+    for line in range(0, num_bytes, LINE):
         code.effect(f"call void @llvm.prefetch.p0(ptr {code.at('i8', place, line)}, i32 0, i32 3, i32 1)")
 
 
@@ -133,6 +136,12 @@ def fours(code: Code, starts: list[str], offset: int) -> list[str]:
     loaded = [code.load(f"<{PART} x i8>", code.at("i8", start, offset), 1) for start in starts]
     # Of outputs l, l + 4, ... for each l: a square of fours then lies in each quarter of four vectors.
     return _squares_turned(code, [_joined(code, loaded[first::4]) for first in range(4)])
+
+
+def lines_of_panel(code: Code, place: str, form: Format) -> list[str]:
+    """Return such vectors of a run that lies in this order at an address."""
+    starts = range(0, OUTPUTS * form.row_bytes(RUN), LINE)
+    return [code.load(BYTES, code.at("i8", place, start), 1) for start in starts]
 
 
 def spread_four(code: Code, place: str) -> str:

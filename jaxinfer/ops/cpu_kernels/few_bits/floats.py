@@ -8,10 +8,12 @@ as zeros there. The sums of a row are two, of the lines of either half of each r
 not wait for each other, and those of several rows have one sum at a time in registers.
 """
 
+from collections.abc import Iterable, Iterator
+
 from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.few_bits.tiles import rounded_levels
 from jaxinfer.ops.cpu_kernels.lookups import declared_lookup, look_up
-from jaxinfer.ops.cpu_kernels.sixteen_outputs import BYTES, FLOATS, INTEGERS, LANES
+from jaxinfer.ops.cpu_kernels.sixteen_outputs import BYTES, FLOATS, INTEGERS, LANES, in_sixteen_lanes
 from jaxinfer.ops.cpu_kernels.tiles import Vectors
 from jaxinfer.ops.few_bits.formats import RUN, Format
 
@@ -19,16 +21,20 @@ _BYTE, _FOUR, _UPPERMOST = 8, 4, 24
 # Codes of 4 bits in an integer, of which the last is moved to the end: there it is no negative number.
 _CODES = 8
 _BYTES_OF_LINE = 4 * LANES
+# From so many tiles on, it takes less time to widen codes once: look-ups, and conversions.
+_TILES_OF_MANY_UNEVEN, _TILES_OF_MANY = 3, 8
 
 
 class Floats:
     """Codes, and numbers of rows, as float32 (`grouped_tiles.Numbers`)."""
 
-    element, sums_of_row = "float", 2
+    element, vector, sums_of_row = "float", FLOATS, 2
 
     def __init__(self, vectors: Vectors, form: Format) -> None:
-        self._vectors, self._form, self.rows = vectors, form, vectors.rows
+        self._vectors, self._form = in_sixteen_lanes(vectors), form
+        self.rows, self.rows_of_widened = self._vectors.rows, in_sixteen_lanes(vectors, is_widened=True).rows
         self._is_uneven = form.offset is None
+        self.many: int | None = (_TILES_OF_MANY_UNEVEN if self._is_uneven else _TILES_OF_MANY) * self.rows
 
     def functions(self) -> list[str]:
         """Return declarations, and ``arrange(x, to, runs)``.
@@ -50,17 +56,20 @@ class Floats:
         code.effect("ret void")
         return [*([declared_lookup(self._vectors.picks_by)] if self._is_uneven else []), code.text()]
 
-    def add_run(self, code: Code, lines: list[str], places: list[str], to: list[str]) -> list[str]:
-        """Return each row's sums, to which the products of a run's codes with the numbers at its place are added."""
-        found, at = list(to), 0
+    def widened(self, code: Code, lines: list[str]) -> Iterator[str]:
+        """Write and return the numbers of a run's codes, one vector after the other."""
         widen = self._of_bytes if self._form.bits == _BYTE else self._of_halves
-        for half, line in ((2 * index // len(lines), line) for index, line in enumerate(lines)):
-            for numbers in widen(code, line):
-                for row, place in enumerate(places):
-                    own = self.sums_of_row * row + half
-                    number = self._vectors.spread(code, code.load("float", code.at("float", place, at)))
-                    found[own] = self._vectors.multiply_add(code, numbers, number, found[own])
-                at += 1
+        for line in lines:
+            yield from widen(code, line)
+
+    def added(self, code: Code, run: Iterable[str], places: list[str], to: list[str]) -> list[str]:
+        """Return each row's sums, to which the products of a run's numbers with those at its place are added."""
+        found = list(to)
+        for at, numbers in enumerate(run):
+            for row, place in enumerate(places):
+                own = self.sums_of_row * row + self.sums_of_row * at // RUN
+                number = self._vectors.spread(code, code.load("float", code.at("float", place, at)))
+                found[own] = self._vectors.multiply_add(code, numbers, number, found[own])
         return found
 
     def _order(self) -> list[int]:

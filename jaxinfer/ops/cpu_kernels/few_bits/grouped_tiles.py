@@ -6,6 +6,7 @@ group, of which a whole row may be one: the minimum times the sum of the row's g
 the scale.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import Protocol, runtime_checkable
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
@@ -14,6 +15,8 @@ from jaxinfer.ops.cpu_kernels.few_bits.pairs import Pairs
 from jaxinfer.ops.cpu_kernels.few_bits.tiles import supports
 from jaxinfer.ops.cpu_kernels.sixteen_outputs import (
     FLOATS,
+    LANES,
+    LINE,
     OUTPUTS,
     PART,
     added_runs,
@@ -23,7 +26,7 @@ from jaxinfer.ops.cpu_kernels.sixteen_outputs import (
     store_some,
     times,
 )
-from jaxinfer.ops.cpu_kernels.tiles import Vectors
+from jaxinfer.ops.cpu_kernels.tiles import SIZES, Vectors
 from jaxinfer.ops.few_bits.formats import RUN, Format
 
 _TILE = (
@@ -34,21 +37,29 @@ _TILE = (
 
 @runtime_checkable
 class Numbers(Protocol):
-    """What codes become, and what rows are multiplied as: numbers of LLVM's type ``element``.
+    """What codes become, and what rows are multiplied as: numbers of LLVM's type ``element``, 64 bytes in a ``vector``.
 
-    The products of a row are added to ``sums_of_row`` vectors. A tile has up to ``rows`` rows.
+    The products of a row are added to ``sums_of_row`` vectors. A tile has up to ``rows`` rows. Of ``many`` rows (None:
+    of no number), codes are widened once for all tiles, which then have up to ``rows_of_widened``.
     """
 
     element: str
+    vector: str
     sums_of_row: int
     rows: int
+    many: int | None
+    rows_of_widened: int
 
     def functions(self) -> list[str]:
         """Return declarations, and ``arrange(x, to, runs)``: runs of bfloat16 as tiles multiply them."""
         ...
 
-    def add_run(self, code: Code, lines: list[str], places: list[str], to: list[str]) -> list[str]:
-        """Return each row's sums, to which the products of a run's codes with the numbers at its place are added."""
+    def widened(self, code: Code, lines: list[str]) -> Iterator[str]:
+        """Write and return the numbers of a run's codes, one vector after the other."""
+        ...
+
+    def added(self, code: Code, run: Iterable[str], places: list[str], to: list[str]) -> list[str]:
+        """Return each row's sums, to which the products of a run's numbers with those at its place are added."""
         ...
 
 
@@ -73,28 +84,51 @@ def added_up(code: Code, numbers: Numbers, sums: list[str]) -> list[str]:
     return [code.value(f"fadd {FLOATS} {one}, {other}") for one, other in zip(sums[::2], sums[1::2])]
 
 
-def tile_name(rows: int) -> str:
+def lines_of_run(code: Code, run: int | str, form: Format) -> list[str]:
+    """Return the lines of a run of 16 rows of codes, ``%stride`` bytes apart from ``%w`` on."""
+    first = times(code, run, form.row_bytes(RUN))
+    starts = [code.at("i8", "%w", code.arithmetic("mul", "%stride", output)) for output in range(OUTPUTS)]
+    starts = [code.at("i8", start, first) for start in starts]
+    return [line for part in range(0, form.row_bytes(RUN), PART) for line in fours(code, starts, part)]
+
+
+def widened_bytes(numbers: Numbers) -> int:
+    """Return how many bytes the numbers of a run of 16 outputs have."""
+    return RUN * LANES * SIZES[numbers.element]
+
+
+def widened_run(code: Code, numbers: Numbers, start: str, run: int | str) -> Iterator[str]:
+    """Load and return the numbers of a run that ``widen`` wrote (`many_rows`), one vector after the other."""
+    first = code.at("i8", start, times(code, run, widened_bytes(numbers)))
+    for place in range(0, widened_bytes(numbers), LINE):
+        yield code.load(numbers.vector, code.at("i8", first, place), SIZES[numbers.element])
+
+
+def tile_name(rows: int, is_widened: bool) -> str:
     """Return the name of a tile."""
-    return f"grouped_few_bits_{rows}"
+    return f"grouped_few_bits_{rows}{'_widened' if is_widened else ''}"
 
 
-def grouped_tile(vectors: Vectors, form: Format, numbers: Numbers, rows: int) -> str:
+def grouped_tile(vectors: Vectors, form: Format, numbers: Numbers, rows: int, is_widened: bool) -> str:
     """Return ``NAME(x, w, scales, minima, sums, y, groups, pitch, stride, sum_pitch, width, count)``.
 
-    It multiplies rows of x, ``pitch`` numbers apart and as ``arrange`` writes them, by 16 rows of codes,
-    ``stride`` bytes apart, and writes ``count`` of the 16 outputs. Scales and minima are float32 in lines of 16, a line
-    for each group. The sums of x's groups are ``sum_pitch`` apart, rows of y ``width``.
+    It multiplies rows of x, ``pitch`` numbers apart and as ``arrange`` writes them, by 16 rows of codes, ``stride``
+    bytes apart, or by what ``widen`` wrote of them, and writes ``count`` of the 16 outputs. Scales and minima are
+    float32 in lines of 16, a line for each group. The sums of x's groups are ``sum_pitch`` apart, rows of y ``width``.
     """
-    code, run_bytes = Code(f"internal void @{tile_name(rows)}({_TILE}) #0"), form.row_bytes(RUN)
+    code, run_bytes = Code(f"internal void @{tile_name(rows, is_widened)}({_TILE}) #0"), form.row_bytes(RUN)
     with each_group(code, vectors, form, rows, numbers.element) as group:
 
         def add(run: int | str, found: list[str]) -> list[str]:
+            places = [code.at(numbers.element, place, times(code, run, RUN)) for place in group.x]
+            if is_widened:
+                widened = widened_run(code, numbers, "%w", code.arithmetic("add", group.first, run))
+                return numbers.added(code, widened, places, found)
             fetch(code, code.at("i8", group.ahead, times(code, run, OUTPUTS * run_bytes)), OUTPUTS * run_bytes)
             first = times(code, run, run_bytes)
             starts = [code.at("i8", start, first) for start in group.w]
             lines = [line for part in range(0, run_bytes, PART) for line in fours(code, starts, part)]
-            places = [code.at(numbers.element, place, times(code, run, RUN)) for place in group.x]
-            return numbers.add_run(code, lines, places, found)
+            return numbers.added(code, numbers.widened(code, lines), places, found)
 
         sums = added_runs(code, group.runs, [(FLOATS, "zeroinitializer")] * (rows * numbers.sums_of_row), add)
         group.found = added_up(code, numbers, sums)

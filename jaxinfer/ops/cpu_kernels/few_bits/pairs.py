@@ -5,6 +5,8 @@ where they lie in words, so a row's pairs are put into that order first; integer
 their sums are two, of every other pair.
 """
 
+from collections.abc import Iterable, Iterator
+
 from jaxinfer.ops.cpu_kernels.assembly import Code
 from jaxinfer.ops.cpu_kernels.few_bits.tiles import bits_of_level, multiply_add, tile_declarations
 from jaxinfer.ops.cpu_kernels.sixteen_outputs import BYTES, FLOATS, INTEGERS, ROWS, spread_four
@@ -13,6 +15,8 @@ from jaxinfer.ops.few_bits.formats import RUN, Format
 
 _WORDS, _PAIRS = f"<{RUN} x i16>", f"<{RUN} x bfloat>"
 _BYTE, _BYTES_OF_LINE = 8, 64
+# From so many tiles on, it takes less time to widen bytes once.
+_TILES_OF_MANY = 12
 # Codes in a word.
 _HALVES = 4
 
@@ -20,19 +24,25 @@ _HALVES = 4
 class Pairs:
     """Codes, and numbers of rows, as pairs of bfloat16 (`grouped_tiles.Numbers`)."""
 
-    element, rows = "bfloat", ROWS
+    element, vector, rows, rows_of_widened = "bfloat", _PAIRS, ROWS, ROWS
 
     def __init__(self, vectors: Vectors, form: Format) -> None:
         self._vectors, self._form, self.sums_of_row = vectors, form, 2 if form.bits == _BYTE else 1
+        # A look-up takes less time than to read what was written.
+        self.many = _TILES_OF_MANY * ROWS if form.bits == _BYTE else None
 
     def functions(self) -> list[str]:
         """Return declarations, and ``arrange(x, to, runs)``."""
         return [tile_declarations(self._vectors), _arrange_function(self._form)]
 
-    def add_run(self, code: Code, lines: list[str], places: list[str], to: list[str]) -> list[str]:
-        """Return each row's sums, to which the products of a run's codes with the numbers at its place are added."""
-        form, found, apart = self._form, list(to), self.sums_of_row
-        for at, numbers in enumerate(_levels(code, form, lines) if form.bits == 4 else _pairs_of_bytes(code, lines)):
+    def widened(self, code: Code, lines: list[str]) -> Iterator[str]:
+        """Write and return the numbers of a run's codes, one vector after the other."""
+        yield from _levels(code, self._form, lines) if self._form.bits == 4 else _pairs_of_bytes(code, lines)
+
+    def added(self, code: Code, run: Iterable[str], places: list[str], to: list[str]) -> list[str]:
+        """Return each row's sums, to which the products of a run's numbers with those at its place are added."""
+        found, apart = list(to), self.sums_of_row
+        for at, numbers in enumerate(run):
             for row, place in enumerate(places):
                 pair = spread_four(code, code.at("bfloat", place, 2 * at))
                 pair = code.value(f"bitcast {INTEGERS} {pair} to {_PAIRS}")

@@ -4,8 +4,9 @@ from functools import partial
 from typing import NamedTuple
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
-from jaxinfer.ops.cpu_kernels.few_bits import grouped_tiles
+from jaxinfer.ops.cpu_kernels.few_bits import grouped_tiles, many_rows
 from jaxinfer.ops.cpu_kernels.few_bits.grouped_tiles import Numbers, has_grouped_tiles, numbers_of
+from jaxinfer.ops.cpu_kernels.few_bits.many_rows import RowsOfTiles
 from jaxinfer.ops.cpu_kernels.few_bits.tiles import (
     GROUP_LANES,
     few_bits_tile,
@@ -46,8 +47,8 @@ def few_bits_module(vectors: Vectors, form: Format, count: int = 1, in_stacks: b
     record = Record(*names)
     parts = len(form.part_names)
     is_grouped = has_grouped_tiles(vectors, form)
-    vectors = in_sixteen_lanes(vectors) if is_grouped else vectors
     numbers_here = numbers_of(vectors, form) if is_grouped else None
+    vectors = in_sixteen_lanes(vectors) if is_grouped else vectors
     kinds = [LLVM_TYPES[dtype] for _, dtype in form.parts(1, form.unit).values()]
 
     def plan(code: Code, arguments: list[Buffer], results: list[Buffer], threads: str) -> Plan:
@@ -101,8 +102,9 @@ def _functions(vectors: Vectors, form: Format, numbers: Numbers | None) -> list[
     sums += [zeros_function(vectors, form.group is not None or numbers is not None)] if form.has_zeros else []
     sums.append(prepare_function(vectors, form))
     if numbers is not None:
-        tiles = [grouped_tiles.grouped_tile(vectors, form, numbers, rows) for rows in range(1, numbers.rows + 1)]
-        return [declarations(), *numbers.functions(), *tiles, *sums, turn_function()]
+        tiles = [grouped_tiles.grouped_tile(vectors, form, numbers, *each) for each in many_rows.row_counts(numbers)]
+        widen = many_rows.widen_functions(numbers, partial(grouped_tiles.lines_of_run, form=form))
+        return [declarations(), *numbers.functions(), *tiles, *sums, *widen, turn_function()]
     declared = tile_declarations(vectors)
     counts = range(1, vectors.rows + 1)
     tiles = [
@@ -248,25 +250,30 @@ class _Grouped:
         self._scales_bytes = code.arithmetic("mul", sizes.padded, BLOCK * SIZES["float"])
         row = code.arithmetic("mul", sizes.length, SIZES[numbers.element])
         self._rows_bytes = code.arithmetic("mul", sizes.rows, row)
-        codes_bytes = code.arithmetic("mul", sizes.row_bytes, BLOCK)
-        self.num_bytes = code.total([self._scales_bytes, self._scales_bytes, self._rows_bytes, codes_bytes])
+        self._codes_bytes = code.arithmetic("mul", sizes.row_bytes, BLOCK)
+        self._all_runs = code.arithmetic("sdiv", sizes.length, RUN)
+        self._tiles = RowsOfTiles(code, numbers, sizes.rows)
+        own = self._scales_bytes, self._scales_bytes, self._rows_bytes, self._codes_bytes
+        self.num_bytes = code.total([*own, self._tiles.num_bytes(self._all_runs)])
 
     def begin(self, x: str, sums: str, memory: str) -> None:
         code, sizes, self._sums = self._code, self._sizes, sums
         self._scales, self._minima = memory, code.at("i8", memory, self._scales_bytes)
         self._rows = code.at("i8", self._minima, self._scales_bytes)
         self._copies = code.at("i8", self._rows, self._rows_bytes)
-        runs = code.arithmetic("mul", sizes.rows, code.arithmetic("sdiv", sizes.length, RUN))
+        self._widened = code.at("i8", self._copies, self._codes_bytes)
+        runs = code.arithmetic("mul", sizes.rows, self._all_runs)
         call_tile(code, "@arrange", (x, self._rows), (runs,))
 
     def multiply(self, w: str, scales: str, minima: str, y: str, count: str) -> None:
         """Append the products with a block of outputs."""
-        code, sizes, most = self._code, self._sizes, self._numbers.rows
+        code, sizes = self._code, self._sizes
         for lines, to in ((scales, self._scales), (minima, self._minima))[: 1 + self._form.is_shifted]:
             call_tile(code, "@turn", (lines, to), (sizes.padded,))
         codes = whole_outputs(code, w, self._copies, count, sizes.row_bytes)
-        with each_tile(code, even_tiles(code, sizes.rows, most)) as (_, row, some):
-            tile = chosen_tile(code, some, most, lambda rows: f"@{grouped_tiles.tile_name(rows)}")
+        codes = self._tiles.codes(codes, self._widened, self._all_runs, sizes.row_bytes)
+        with each_tile(code, self._tiles.tiles) as (_, row, some):
+            tile = self._tiles.tile(some, grouped_tiles.tile_name)
             pointers = (
                 code.at(self._numbers.element, self._rows, code.arithmetic("mul", row, sizes.length)),
                 codes,

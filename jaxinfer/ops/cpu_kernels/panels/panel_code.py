@@ -6,9 +6,13 @@ to wait for each other. A sum's order is step by step: the minimum times the sum
 the step times the scale. A step is a group of weights, which may be a whole row, or of a row's numbers (`RowKind`).
 """
 
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
+from jaxinfer.ops.cpu_kernels.few_bits import many_rows
+from jaxinfer.ops.cpu_kernels.few_bits.grouped_tiles import Numbers, widened_run
+from jaxinfer.ops.cpu_kernels.few_bits.many_rows import RowsOfTiles
 from jaxinfer.ops.cpu_kernels.few_bits.product_code import matrix_at
 from jaxinfer.ops.cpu_kernels.few_bits.tiles import float_scales
 from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module
@@ -16,10 +20,12 @@ from jaxinfer.ops.cpu_kernels.product_pieces import call_tile, chosen_matrix, ch
 from jaxinfer.ops.cpu_kernels.sixteen_outputs import (
     FLOATS,
     LANES,
+    LINE,
     OUTPUTS,
     added_runs,
     declarations,
     fetch,
+    lines_of_panel,
     store_some,
     times,
 )
@@ -43,6 +49,7 @@ _TILE = (
 class RowKind(Protocol):
     """What rows are multiplied as: how they are made ready, and multiplied by codes.
 
+    ``numbers`` are what codes become, where that is written once for many rows.
     A step of ``span`` numbers of a row (None: of all), which are of type ``element``, has ``num_factors`` float32: its
     sum, and before it what scales its products. With ``has_row_scale`` a row has one more after those of its steps,
     which scales all of it. From each code ``offset`` is to be subtracted. The products of a row are added to
@@ -50,6 +57,7 @@ class RowKind(Protocol):
     """
 
     element: str
+    numbers: Numbers | None
     span: int | None
     num_factors: int
     has_row_scale: bool
@@ -115,22 +123,34 @@ def panel_module(vectors: Vectors, form: Format, kind: RowKind, count: int, in_s
             numbers |= {f"{name}{index}": number for name, number in zip(_INTEGERS, integers)}
         return Plan(pointers, numbers, code.total(pieces), code.arithmetic("mul", all_outputs, length))
 
-    tiles = [_tile(vectors, form, kind, rows) for rows in range(1, kind.rows + 1)]
-    functions = [declarations(), *kind.functions(), *tiles, _piece(record, form, kind, count)]
+    counts = [(rows, False) for rows in range(1, kind.rows + 1)]
+    widen = []
+    if kind.numbers is not None:
+        counts = many_rows.row_counts(kind.numbers)
+        widen = many_rows.widen_functions(kind.numbers, partial(_lines_of_run, form=form))
+    tiles = [_tile(vectors, form, kind, *each) for each in counts]
+    functions = [declarations(), *kind.functions(), *widen, *tiles, _piece(record, form, kind, count)]
     return make_module(vectors, functions, record, (1 + in_stacks + parts * count, count), plan)
 
 
-def _tile_name(rows: int) -> str:
-    return f"panel_{rows}"
+def _lines_of_run(code: Code, run: int | str, form: Format) -> list[str]:
+    run_bytes = OUTPUTS * form.row_bytes(RUN)
+    here = code.at("i8", "%w", times(code, run, run_bytes))
+    fetch(code, code.at("i8", here, _AHEAD), run_bytes)
+    return lines_of_panel(code, here, form)
 
 
-def _tile(vectors: Vectors, form: Format, kind: RowKind, rows: int) -> str:
+def _tile_name(rows: int, is_widened: bool = False) -> str:
+    return f"panel_{rows}{'_widened' if is_widened else ''}"
+
+
+def _tile(vectors: Vectors, form: Format, kind: RowKind, rows: int, is_widened: bool) -> str:
     """Return ``NAME(x, factors, codes, scales, ..., y, steps, length, width, count)``: the products with one panel.
 
-    Rows of x have ``length`` numbers and the factors of ``steps``; ``count`` of the 16 outputs are written to each row
-    of y, which are ``width`` apart.
+    Codes may be numbers that ``widen`` wrote. Rows of x have ``length`` numbers and the factors of ``steps``; ``count``
+    of the 16 outputs are written to each row of y, which are ``width`` apart.
     """
-    code = Code(f"internal void @{_tile_name(rows)}({_TILE}) #0")
+    code = Code(f"internal void @{_tile_name(rows, is_widened)}({_TILE}) #0")
     starts = [code.at(kind.element, "%x", code.arithmetic("mul", "%length", row)) for row in range(rows)]
     of_steps = code.arithmetic("mul", "%steps", kind.num_factors)
     pitch = code.arithmetic("add", of_steps, int(kind.has_row_scale))
@@ -143,11 +163,14 @@ def _tile(vectors: Vectors, form: Format, kind: RowKind, rows: int) -> str:
         places = [code.at(kind.element, start, times(code, first, RUN)) for start in starts]
 
         def add(run: int | str, sums: list[str]) -> list[str]:
+            x = [code.at(kind.element, place, times(code, run, RUN)) for place in places]
+            if is_widened:
+                assert kind.numbers is not None
+                widened = widened_run(code, kind.numbers, "%codes", code.arithmetic("add", first, run))
+                return kind.numbers.added(code, widened, x, sums)
             here = code.at("i8", codes, times(code, run, run_bytes))
             fetch(code, code.at("i8", here, _AHEAD), run_bytes)
-            return kind.add_run(
-                code, here, [code.at(kind.element, place, times(code, run, RUN)) for place in places], sums
-            )
+            return kind.add_run(code, here, x, sums)
 
         own = [code.at("float", row_factors, of_step) for row_factors in factors]
         sums = added_runs(code, runs, [(kind.sum_type, "zeroinitializer")] * (rows * kind.sums_of_row), add)
@@ -210,10 +233,16 @@ def _piece(record: Record, form: Format, kind: RowKind, count: int) -> str:
     pitch = code.arithmetic("add", code.arithmetic("mul", steps, kind.num_factors), int(kind.has_row_scale))
     of_factors = code.arithmetic("mul", code.arithmetic("mul", rows, pitch), SIZES["float"])
     of_rows = code.arithmetic("mul", code.arithmetic("mul", rows, length), SIZES[kind.element])
-    factors = code.value(f"call ptr @malloc(i64 {code.arithmetic('add', of_factors, of_rows)})")
-    ready = code.at("i8", factors, of_factors)
+    runs = code.arithmetic("udiv", length, RUN)
+    many = None if kind.numbers is None else RowsOfTiles(code, kind.numbers, rows)
+    of_codes = "0" if many is None else many.num_bytes(runs)
+    memory = code.value(f"call ptr @malloc(i64 {code.total([of_codes, of_rows, of_factors, str(LINE)])})")
+    past_line = code.arithmetic("and", code.value(f"ptrtoint ptr {memory} to i64"), LINE - 1)
+    widened = code.at("i8", memory, code.arithmetic("sub", LINE, past_line))
+    ready = code.at("i8", widened, of_codes)
+    factors = code.at("i8", ready, of_rows)
     kind.make_ready(code, x, ready, factors, rows, length)
-    row_bytes = code.arithmetic("mul", code.arithmetic("udiv", length, RUN), form.row_bytes(RUN))
+    row_bytes = code.arithmetic("mul", runs, form.row_bytes(RUN))
     units = code.arithmetic("udiv", groups, form.supers or 1)
     element = LLVM_TYPES[form.scale_dtype]
     elements = "i8", element, "i8" if form.has_zeros else element, "half", "half"
@@ -224,12 +253,17 @@ def _piece(record: Record, form: Format, kind: RowKind, count: int) -> str:
             for each, pointer, size in zip(elements, pointers, of_output, strict=True)
         ]
         some = code.smaller(code.arithmetic("sub", past, panel.index), OUTPUTS)
-        with each_tile(code, even_tiles(code, rows, kind.rows)) as (_, row, rows_here):
-            tile = chosen_tile(code, rows_here, kind.rows, lambda number: f"@{_tile_name(number)}")
+        if many is not None:
+            matrix[0] = many.codes(matrix[0], widened, runs, "0")
+        with each_tile(code, even_tiles(code, rows, kind.rows) if many is None else many.tiles) as (_, row, rows_here):
+            if many is None:
+                tile = chosen_tile(code, rows_here, kind.rows, lambda number: f"@{_tile_name(number)}")
+            else:
+                tile = many.tile(rows_here, _tile_name)
             tile_x = code.at(kind.element, ready, code.arithmetic("mul", row, length))
             tile_factors = code.at("float", factors, code.arithmetic("mul", row, pitch))
             tile_y = code.at("float", y, code.arithmetic("add", code.arithmetic("mul", row, outputs), panel.index))
             call_tile(code, tile, (tile_x, tile_factors, *matrix, tile_y), (steps, length, outputs, some))
-    code.effect(f"call void @free(ptr {factors})")
+    code.effect(f"call void @free(ptr {memory})")
     code.effect("ret void")
     return code.text()

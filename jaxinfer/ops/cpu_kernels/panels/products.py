@@ -74,10 +74,9 @@ def module_of(vectors: Vectors, form: Format, kind: str, row_dtype: str, count: 
 
     Rows as they are come in bfloat16, others in bfloat16 or float32.
     """
-    if kind == "exact":
-        vectors = in_sixteen_lanes(vectors)
-        return panel_module(vectors, form, RowsAsTheyAre(vectors, form), count, in_stacks)
     wide = in_sixteen_lanes(vectors)
+    if kind == "exact":
+        return panel_module(wide, form, RowsAsTheyAre(vectors, form), count, in_stacks)
     most = ROWS if vectors.dots_bytes or vectors.pairs_bytes else _ROWS_WITHOUT
     vectors = replace(wide, rows=min(most, wide.rows))
     rows = RoundedRows if kind == "rounded" else RoundedInGroups

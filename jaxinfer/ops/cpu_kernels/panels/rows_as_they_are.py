@@ -4,14 +4,12 @@ The sums are those of `few_bits.grouped_tiles`, which multiplies the same weight
 """
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
-from jaxinfer.ops.cpu_kernels.few_bits.grouped_tiles import added_up, numbers_of
+from jaxinfer.ops.cpu_kernels.few_bits.grouped_tiles import Numbers, added_up, numbers_of
 from jaxinfer.ops.cpu_kernels.few_bits.tiles import sums_function
 from jaxinfer.ops.cpu_kernels.product_pieces import call_tile
-from jaxinfer.ops.cpu_kernels.sixteen_outputs import BYTES, FLOATS, OUTPUTS
+from jaxinfer.ops.cpu_kernels.sixteen_outputs import FLOATS, in_sixteen_lanes, lines_of_panel
 from jaxinfer.ops.cpu_kernels.tiles import Vectors
 from jaxinfer.ops.few_bits.formats import RUN, Format
-
-_LINE = 64
 
 
 class RowsAsTheyAre:
@@ -20,12 +18,9 @@ class RowsAsTheyAre:
     has_row_scale, offset, sum_type = False, 0, FLOATS
 
     def __init__(self, vectors: Vectors, form: Format) -> None:
-        self._vectors, self._form, self._numbers = vectors, form, numbers_of(vectors, form)
-        self.element, self.sums_of_row, self.rows = (
-            self._numbers.element,
-            self._numbers.sums_of_row,
-            self._numbers.rows,
-        )
+        self._vectors, self._form, self._numbers = in_sixteen_lanes(vectors), form, numbers_of(vectors, form)
+        self.numbers: Numbers | None = self._numbers
+        self.element, self.sums_of_row, self.rows = self._numbers.element, self._numbers.sums_of_row, self._numbers.rows
         self.span, self.num_factors = form.group, int(form.is_shifted)
 
     def functions(self) -> list[str]:
@@ -44,9 +39,8 @@ class RowsAsTheyAre:
 
     def add_run(self, code: Code, codes: str, places: list[str], sums: list[str]) -> list[str]:
         """Return each row's sums, to which the products of a run's codes with the numbers at its place are added."""
-        starts = range(0, OUTPUTS * self._form.row_bytes(RUN), _LINE)
-        lines = [code.load(BYTES, code.at("i8", codes, start), 1) for start in starts]
-        return self._numbers.add_run(code, lines, places, sums)
+        lines = lines_of_panel(code, codes, self._form)
+        return self._numbers.added(code, self._numbers.widened(code, lines), places, sums)
 
     def finish(self, code: Code, sums: list[str], factors: list[str]) -> list[str]:
         """Return a sum of each row."""

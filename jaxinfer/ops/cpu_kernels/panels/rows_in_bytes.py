@@ -5,6 +5,7 @@ step are integers.
 """
 
 from jaxinfer.ops.cpu_kernels.assembly import Code
+from jaxinfer.ops.cpu_kernels.few_bits.grouped_tiles import Numbers
 from jaxinfer.ops.cpu_kernels.product_pieces import call_tile
 from jaxinfer.ops.cpu_kernels.rounded_rows.byte_sums import (
     BYTES,
@@ -30,6 +31,7 @@ class RoundedInGroups:
     """Rows of a dtype whose numbers are rounded in groups of `RUN`, each with its scale (`panel_code.RowKind`)."""
 
     element, num_factors, has_row_scale, sum_type, sums_of_row = "i8", 2, False, INTEGERS, 1
+    numbers: Numbers | None = None
 
     def __init__(self, vectors: Vectors, form: Format, row_dtype: str) -> None:
         self._vectors, self._form, self._row_dtype = vectors, form, row_dtype
@@ -83,6 +85,7 @@ class RoundedRows:
     """
 
     element, num_factors, has_row_scale, offset, sum_type, sums_of_row = "i8", 1, True, 0, INTEGERS, 1
+    numbers: Numbers | None = None
 
     def __init__(self, vectors: Vectors, form: Format, row_dtype: str) -> None:
         self._vectors, self._form, self._row_dtype, self.span = vectors, form, row_dtype, form.group
