@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -56,11 +57,35 @@ def test_every_load_serves_every_prompt(trained_folder, monkeypatch):
     assert sorted(Counter(salts).values()) == [len(PROMPTS)] * 4
 
 
+@pytest.mark.slow
+def test_an_engine_is_compared_with_itself_without_drafts(trained_folder, monkeypatch):
+    lm, drafts = jaxinfer.load(trained_folder, max_len=200), []
+    submit = Engine.submit
+
+    def recorded(engine, prompt, **options):
+        drafts.append(options["drafts"])
+        return submit(engine, prompt, **options)
+
+    monkeypatch.setattr(Engine, "submit", recorded)
+    work = replace(WORK, strategy="prompt_lookup", against="undrafted", rates=())
+    report = measure_throughput("toy", lm, [encode_bytes(prompt) for prompt in PROMPTS], work, OPTIONS)
+    assert [(load.kind, load.output_tokens) for load in report.loads] == [
+        (kind, 12 * len(PROMPTS)) for kind in ("undrafted", "clients")
+    ]
+    assert drafts == 2 * ([False] * len(PROMPTS) + [True] * len(PROMPTS))
+    lines = throughput_lines(report)
+    assert lines[-2].startswith("2 at once, no drafts")
+    ratio = report.loads[1].tokens_per_second / report.loads[0].tokens_per_second
+    assert f" {ratio:.2f}x " in lines[-1]
+
+
 def test_a_prompt_without_room_is_refused_before_anything_runs(trained_folder):
     lm = jaxinfer.load(trained_folder, max_len=20)
     prompts = [encode_bytes("a" * length) for length in (19, 20)]
     with pytest.raises(InvalidOption, match=r"^prompt 2 has 20 tokens, .* max_len=20: leave it out"):
         measure_throughput("toy", lm, prompts, WORK, OPTIONS)
+    with pytest.raises(InvalidOption, match=r"^strategy 'autoregressive' drafts nothing"):
+        measure_throughput("toy", lm, prompts[:1], replace(WORK, against="undrafted"), OPTIONS)
     assert not lm._has_engine
 
 
@@ -145,6 +170,7 @@ def test_the_command(trained_folder, tmp_path, capsys):
         (["--at-once", "0"], "--at-once"),
         (["--spread", "1,-1"], "--spread"),
         (["--spread", "1,1"], "--spread"),
+        (["--against", "nothing"], "--against"),
         (["--chart", "chart.gif"], "chart.gif"),
         (["--strategy", "nonsense"], "nonsense"),
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl"),

@@ -1,13 +1,13 @@
-"""Draws a throughput report: what the engine serves beside static batches, by clients or by the spread of lengths."""
+"""Draws a throughput report: the engine beside what it is compared with, by clients or by the spread of lengths."""
 
 from pathlib import Path
 from typing import Any
 
 from jaxinfer.bench.chart_file import save_chart
 from jaxinfer.bench.throughput.measure import ThroughputReport
-from jaxinfer.bench.throughput.table import static_speeds
+from jaxinfer.bench.throughput.table import compared_speeds
 
-_NAMES = {"clients": "engine", "static": "static batches"}
+_NAMES = {"clients": "engine", "static": "static batches", "undrafted": "engine without drafts"}
 
 
 def draw_throughput(report: ThroughputReport, path: Path) -> None:
@@ -21,12 +21,14 @@ def draw_throughput(report: ThroughputReport, path: Path) -> None:
     most = max(load.size for load in report.loads if load.kind == "clients")
     for kind, name in _NAMES.items():
         loads = [load for load in report.loads if load.kind == kind and (not spreads or load.size == most)]
+        if not loads:
+            continue
         places = [load.spread if spreads else load.size for load in loads]
         axes.plot(places, [load.tokens_per_second for load in loads], marker="o", label=name)
-    static = static_speeds(report)
+    compared = compared_speeds(report)
     for load in report.loads:
         if load.kind == "clients" and (not spreads or load.size == most):
-            gain = load.tokens_per_second / static[load.size, load.spread]
+            gain = load.tokens_per_second / compared[load.size, load.spread]
             place = load.spread if spreads else load.size
             above = place, load.tokens_per_second
             axes.annotate(f"{gain:.2f}x", above, xytext=(0, 6), textcoords="offset points", ha="center")

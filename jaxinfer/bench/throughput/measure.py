@@ -1,4 +1,4 @@
-"""Measures how many requests an engine serves, beside static batches of the same requests."""
+"""Measures how many requests an engine serves, beside static batches of the same requests, or itself without drafts."""
 
 import itertools
 import os
@@ -7,11 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from jaxinfer.bench.throughput.lengths import draw_lengths, run_static
+from jaxinfer.decoding.registry import parse_strategy
+from jaxinfer.decoding.strategies.autoregressive import Autoregressive
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.request import EngineRequest
 from jaxinfer.errors import InvalidOption
@@ -29,7 +31,8 @@ class Workload:
     ``at_once`` are numbers of clients, each of which sends its next request when the last one has ended. ``rates`` are
     requests per second that arrive at random (a Poisson process). Each load is measured ``repeats`` times. With
     ``spreads``, clients and batches are measured once for each, and no text ends by itself: lengths are drawn around
-    ``max_new_tokens`` with so large a standard deviation, as a part of the mean.
+    ``max_new_tokens`` with so large a standard deviation, as a part of the mean. Clients are compared with those
+    ``against``: ``static`` batches, or as many clients in the same engine whose requests are ``undrafted``.
     """
 
     strategy: str
@@ -39,12 +42,13 @@ class Workload:
     repeats: int
     sampling: SamplingParams
     spreads: tuple[float, ...] = ()
+    against: Literal["static", "undrafted"] = "static"
 
     @property
     def loads(self) -> list["LoadKey"]:
-        """What is measured, static batches in turns with clients."""
+        """What is measured, clients in turns with what they are compared with."""
         spreads = self.spreads or (None,)
-        pairs = itertools.product(spreads, self.at_once, ("static", "clients"))
+        pairs = itertools.product(spreads, self.at_once, (self.against, "clients"))
         loads = [LoadKey(kind, float(size), spread) for spread, size, kind in pairs]
         return [*loads, *(LoadKey("arrivals", rate) for rate in self.rates)]
 
@@ -57,7 +61,8 @@ class LoadKey(NamedTuple):
     spread: float | None = None
 
     def __str__(self) -> str:
-        names = {"static": f"batches of {self.size:g}", "clients": f"{self.size:g} at once"}
+        clients = f"{self.size:g} at once"
+        names = {"static": f"batches of {self.size:g}", "clients": clients, "undrafted": f"{clients}, no drafts"}
         name = names.get(self.kind, f"{self.size:g} a second")
         return name if self.spread is None else f"{name}, spread {self.spread:g}"
 
@@ -66,10 +71,10 @@ class LoadKey(NamedTuple):
 class Load:
     """How one load was served, medians of the repeats; times in seconds.
 
-    ``kind`` is ``clients``, ``arrivals`` or ``static``; ``size`` the clients, the requests per second, or the rows of a
-    static batch; ``spread`` that of lengths, None where texts end by themselves. The first token's times are from the
-    request's submission; of static batches there are none, since nobody sees a token before the batch ends.
-    ``token_p50`` and ``token_p99`` are percentiles over requests of the mean time between tokens.
+    ``kind`` is ``clients``, ``undrafted`` ones, ``arrivals`` or ``static``; ``size`` the clients, the requests per
+    second, or the rows of a static batch; ``spread`` that of lengths, None where texts end by themselves. The first
+    token's times are from the request's submission; of static batches there are none, since nobody sees a token before
+    the batch ends. ``token_p50`` and ``token_p99`` are percentiles over requests of the mean time between tokens.
     """
 
     kind: str
@@ -112,12 +117,15 @@ def measure_throughput(
     options: dict[str, Any],
     advance: Callable[[str], None] = lambda name: None,
 ) -> ThroughputReport:
-    """Measure every load, static batches in turns with clients; ``options`` are the engine's.
+    """Measure every load, in turns; ``options`` are the engine's.
 
     The engine's programs are compiled first, and everything runs once before it is timed, so that nothing is compiled
     meanwhile. No run finds what an earlier one has cached. ``advance`` is called with a name after each of `num_runs`.
-    Raises InvalidOption for a prompt that leaves no room for a new token.
+    Raises InvalidOption for a prompt that leaves no room for a new token, and for a strategy without drafts that is
+    compared with itself.
     """
+    if work.against == "undrafted" and isinstance(parse_strategy(work.strategy), Autoregressive):
+        raise InvalidOption(f"strategy {work.strategy!r} drafts nothing: name one that does, or compare static batches")
     for place, prompt in enumerate(prompts, 1):
         if len(prompt) >= lm.max_len:
             raise InvalidOption(
@@ -185,9 +193,10 @@ def _measure(
 
     def submit(one: Asked) -> EngineRequest:
         prompt, limit = one
-        return engine.submit(list(prompt), max_new_tokens=limit, sampling=sampling, cache_salt=salt)
+        drafts = kind != "undrafted"
+        return engine.submit(list(prompt), max_new_tokens=limit, sampling=sampling, cache_salt=salt, drafts=drafts)
 
-    requests = _by_clients(submit, asked, int(size)) if kind == "clients" else _by_arrival(submit, asked, size)
+    requests = _by_arrival(submit, asked, size) if kind == "arrivals" else _by_clients(submit, asked, int(size))
     seconds = time.perf_counter() - began
     stats = [request.stats for request in requests]
     tokens = sum(len(one.token_seconds) for one in stats)

@@ -7,31 +7,32 @@ _TITLES = ("load", "requests", "tokens", "tok/s", "ratio", "first p50 s", "first
 
 
 def throughput_lines(report: ThroughputReport) -> list[str]:
-    """Return the report's lines; ``ratio`` is to the static batches of as many rows."""
-    static = static_speeds(report)
+    """Return the report's lines; ``ratio`` is to the static batches of as many rows, or to as many without drafts."""
+    compared = compared_speeds(report)
     lines = [
         f"{report.model} in {report.dtype} on {report.device} ({report.cores} cores), {report.strategy}: up to "
         f"{report.max_new_tokens} new tokens each, medians of {report.repeats}"
     ]
     if any(load.spread is not None for load in report.loads):
         lines[0] = lines[0].replace(": up to", ": on average")
-    return [*lines, "", *align(_TITLES, [_row(load, static) for load in report.loads], num_left=1)]
+    return [*lines, "", *align(_TITLES, [_row(load, compared) for load in report.loads], num_left=1)]
 
 
-def static_speeds(report: ThroughputReport) -> dict[tuple[float, float | None], float]:
-    """Return the tokens a second of static batches, by rows and spread."""
-    return {(load.size, load.spread): load.tokens_per_second for load in report.loads if load.kind == "static"}
+def compared_speeds(report: ThroughputReport) -> dict[tuple[float, float | None], float]:
+    """Return the tokens a second of what clients are compared with, by their number and spread."""
+    kinds = "static", "undrafted"
+    return {(load.size, load.spread): load.tokens_per_second for load in report.loads if load.kind in kinds}
 
 
-def _row(load: Load, static: dict[tuple[float, float | None], float]) -> list[str]:
+def _row(load: Load, compared: dict[tuple[float, float | None], float]) -> list[str]:
     size = load.size, load.spread
-    has_ratio = load.kind == "clients" and size in static
+    has_ratio = load.kind == "clients" and size in compared
     return [
         str(load.key),
         str(load.requests),
         f"{load.output_tokens:g}",
         f"{load.tokens_per_second:.1f}",
-        f"{load.tokens_per_second / static[size]:.2f}x" if has_ratio else "",
+        f"{load.tokens_per_second / compared[size]:.2f}x" if has_ratio else "",
         *("" if value is None else f"{value:.2f}" for value in (load.first_token_p50, load.first_token_p99)),
         *("" if value is None else f"{1000 * value:.1f}" for value in (load.token_p50, load.token_p99)),
     ]

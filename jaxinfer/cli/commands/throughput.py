@@ -1,4 +1,4 @@
-"""``jaxinfer bench throughput``: requests that come and go, beside static batches of the same requests."""
+"""``jaxinfer bench throughput``: requests that come and go, beside static batches of the same, or without drafts."""
 
 import argparse
 import dataclasses
@@ -56,6 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=(),
         help="also draw the length of each text: standard deviations, as parts of the mean, which is --max-new-tokens",
     )
+    parser.add_argument(
+        "--against",
+        choices=("static", "undrafted"),
+        default="static",
+        help="what clients are compared with: static batches (default), or the same engine without drafts",
+    )
     parser.add_argument("--chart", metavar="FILE", type=Path, help="draw a chart to a .png or .svg file")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     add_model_arguments(parser)
@@ -81,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
     rates = tuple(options.rate)
     sampling = SamplingParams(**sampling_options(options))
     asked = options.at_once, rates, options.max_new_tokens, options.repeats
-    work = Workload(options.strategy, *asked, sampling, options.spread)
+    work = Workload(options.strategy, *asked, sampling, options.spread, options.against)
     model = load_model(options)
     prompts = []
     for text, *_ in entries[: options.requests]:
