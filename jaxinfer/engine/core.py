@@ -72,6 +72,8 @@ class EngineCore:
         self._looked = 0.0
         # What a step took in the last window.
         self._step_seconds = _LONGEST_WINDOW
+        # Whether the device may still compute what came before a window.
+        self._computes = False
         # Of drafts that change the text, none may be left out for the sake of speed.
         adapts = device.may_rest and scheduler.config.drafting == "auto"
         self._pace = kept_pace.of(device.strategy, tuple(device.strategies)) if adapts else None
@@ -198,7 +200,7 @@ class EngineCore:
 
     def _compute(self, chunk: Chunk) -> None:
         sequence, output = chunk.sequence, chunk.sequence.origin
-        sequence.rests = False
+        sequence.rests, self._computes = False, True
         began = self._clock()
         if output.started is None:
             output.started = began
@@ -237,6 +239,7 @@ class EngineCore:
 
     def _restore(self, sequence: EngineSequence) -> None:
         assert sequence.slot is not None
+        self._computes = True
         self._device.restore(sequence.slot, sequence.pages, sequence.saved)
         sequence.saved, sequence.computed = None, len(sequence.tokens) - 1
         self.scheduler.restored(sequence)
@@ -251,6 +254,10 @@ class EngineCore:
                 self._device.start_drafting(sequence.slot, sequence.pages, len(sequence.tokens))
             sequence.rests = rests
         slots = [sequence.slot for sequence in sequences if sequence.slot is not None]
+        if self._pace is not None and self._computes:
+            # Else the time of a prompt's chunk would count as that of steps, and the choice would follow it.
+            self._device.wait()
+        self._computes = False
         began, made = self._clock(), self._device.compile_seconds
         pages, steps = [self._pages_of(each) for each in sequences], self._steps(window, nodes)
         report = self._device.start(slots, pages, steps, nodes)
@@ -269,20 +276,22 @@ class EngineCore:
         if self._pace is None:
             return self._device.strategy.num_nodes
         ready = self._device.ready_nodes(len(sequences), max(len(sequence.pages) for sequence in sequences))
+        if self.scheduler.others_come and not self.serves_calls:
+            # Whoever waits for a first token waits for a window before each chunk of the prompt.
+            ready = [nodes for nodes in ready if nodes != self._pace.ahead] or ready
         return self._pace.nodes(sequences, ready)
 
     def _steps(self, window: Window, nodes: int) -> int:
         """Return the most steps of a window: of calls, few where somebody reads along or what is chosen may change."""
         sequences, steps = window.sequences, window.steps
-        if not self.serves_calls:
-            return steps
-        if self.scheduler.others_come:
-            return min(steps, _STEPS_BETWEEN)
-        if any(sequence.origin.callback is not None for sequence in sequences):
-            return min(steps, FEW_STEPS)
-        if self._pace is not None and sequences[0].drafts:
-            steps = self._pace.steps(sequences, nodes, steps)
-        return min(steps, max(int(_LONGEST_WINDOW / self._step_seconds), FEW_STEPS))
+        pace = self._pace if sequences[0].drafts else None
+        is_read = any(sequence.origin.callback is not None for sequence in sequences)
+        if self.serves_calls and not (self.scheduler.others_come or is_read):
+            steps = steps if pace is None else pace.steps(sequences, nodes, steps)
+            return min(steps, max(int(_LONGEST_WINDOW / self._step_seconds), FEW_STEPS))
+        if self.serves_calls:
+            steps = min(steps, _STEPS_BETWEEN if self.scheduler.others_come else FEW_STEPS)
+        return steps if pace is None else pace.steps_between(sequences, nodes, steps)
 
     def _decode(self, started: _Started) -> None:
         """Start the window that follows, if it can, and look at the one that has started."""

@@ -290,6 +290,10 @@ class Device:
         self._pools, self._rows, report = self._run(self._shaped_window(strategy, size, columns), *arguments)
         return report
 
+    def wait(self) -> None:
+        """Wait until all that has been started is computed."""
+        jax.block_until_ready((self._pools, self._rows))
+
     def read(self, report: Any) -> Any:
         """Wait for a window and return its report on the host."""
         return self._partitioner.to_host(report)

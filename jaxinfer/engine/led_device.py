@@ -141,6 +141,10 @@ class LedDevice:
         self._say("start", slots, pages, max_steps, nodes)
         return self._device.start(slots, pages, max_steps, nodes)
 
+    def wait(self) -> None:
+        """See `Device.wait`: of this process."""
+        self._device.wait()
+
     def read(self, report: Any) -> Any:
         """See `Device.read`: every process has all of a report."""
         return self._device.read(report)

@@ -11,6 +11,9 @@ from jaxinfer.engine.sequence import EngineSequence
 
 # Steps after which the choice is made anew, where it may change.
 FEW_STEPS = 8
+# Where somebody waits for a window's end, how much longer than as many plain steps it may take; and the steps of one
+# whose drafts another model decodes, of which nothing is known but that they are long.
+_LONGEST_BETWEEN, _STEPS_AHEAD = 2.0, 2
 # Windows of each number of nodes that are measured first; the first one of a program is slower than the next.
 _TRIALS = 2
 # How much the newest window counts in what is common to all steps (other work on the machine and a longer text make all
@@ -73,7 +76,9 @@ class Pace:
         self._widths = tuple(widths)
         self._ahead, self._own_nodes = (None, 0) if ahead is None else ahead
         self._by_rows: dict[int, _Seen] = {}
+        # The usual chance by nodes, and the steps of all sequences that have shown it.
         self._usual: dict[int, float] = {}
+        self._usual_steps: dict[int, int] = {}
 
     def nodes(self, sequences: Sequence[EngineSequence], ready: Sequence[int] | None = None) -> int:
         """Return how many nodes the next window's steps should verify, of those whose programs are ``ready``."""
@@ -96,6 +101,11 @@ class Pace:
                 return width
         return best
 
+    @property
+    def ahead(self) -> int | None:
+        """The nodes that a model that decodes ahead has verified, if there is one: its steps are long."""
+        return self._ahead
+
     def steps(self, sequences: Sequence[EngineSequence], nodes: int, most: int) -> int:
         """Return how many steps a window of so many nodes should have: at most ``most``, or `FEW_STEPS` for a trial.
 
@@ -108,6 +118,18 @@ class Pace:
         if nodes != self._best_of(sequences, seen, known):
             return few
         return most if nodes == _PLAIN else max(most // 2, few)
+
+    def steps_between(self, sequences: Sequence[EngineSequence], nodes: int, most: int) -> int:
+        """Return how many steps a window may have where somebody waits for its end: for a prompt's turn, or its text.
+
+        That is ``most``, or fewer where these would take more than twice as long as plain ones.
+        """
+        costs = self._seen(sequences).costs
+        if nodes in costs and _PLAIN in costs:
+            most = min(most, int(_LONGEST_BETWEEN * most * costs[_PLAIN] / costs[nodes]))
+        elif nodes == self._ahead:
+            most = min(most, _STEPS_AHEAD)
+        return max(most, 1)
 
     def ran(self, sequences: Sequence[EngineSequence], nodes: int, steps: int, seconds: float | None) -> None:
         """Note what a window took, after what its sequences have `gained`; None where that tells nothing."""
@@ -135,14 +157,14 @@ class Pace:
             sequence.steps_ahead += steps
         else:
             self._note_gain(sequence, factor, steps)
-        self._usual[nodes] = _moved(usual, found, 1 - (1 - _NEWEST_USUAL) ** steps)
+        self._note_usual(nodes, usual, found, steps)
 
     def drafted(self, sequence: EngineSequence, nodes: int, tokens: int, steps: int) -> None:
         """Note how many tokens the model that decodes ahead drafted in so many steps of its own, if it did."""
         if nodes == self._ahead and steps:
+            # Beside what is usual for all numbers of nodes: those of its own may have run in a few windows only.
             found = _chance(tokens / steps, self._own_nodes)
-            factor = found / max(self._usual_of(self._own_nodes), _LEAST_CHANCE)
-            self._note_gain(sequence, factor, steps)
+            self._note_gain(sequence, found / max(self._usual_of_others(), _LEAST_CHANCE), steps)
 
     def tokens_per_step(self, sequence: EngineSequence, nodes: int) -> float:
         """Return how many tokens a step of so many nodes should give a sequence."""
@@ -196,12 +218,24 @@ class Pace:
         seen.newest = nodes
         seen.kept.discard(nodes)
 
+    def _note_usual(self, nodes: int, usual: float, found: float, steps: int) -> None:
+        """Note the chance that so many steps have shown, of a usual one: a mean at first, then the newest's share."""
+        before = self._usual_steps.get(nodes, 0)
+        share = max(steps / (before + steps), 1 - (1 - _NEWEST_USUAL) ** steps)
+        self._usual[nodes], self._usual_steps[nodes] = _moved(usual, found, share), before + steps
+
     def _usual_of(self, nodes: int) -> float:
         """Return the chance of a draft among so many nodes: if these have not run yet, what others have shown."""
         if nodes == self._ahead:
             return self._usual.get(nodes, _FIRST_CHANCE_AHEAD)
-        known = [chance for width, chance in self._usual.items() if width != self._ahead]
-        return self._usual.get(nodes, sum(known) / len(known) if known else _FIRST_CHANCE)
+        return self._usual[nodes] if nodes in self._usual else self._usual_of_others()
+
+    def _usual_of_others(self) -> float:
+        """Return the chance of a draft in all steps but those of a model that decodes ahead."""
+        steps = {width: count for width, count in self._usual_steps.items() if width != self._ahead}
+        if not steps:
+            return _FIRST_CHANCE
+        return sum(self._usual[width] * count for width, count in steps.items()) / sum(steps.values())
 
     def _is_known(self, seen: _Seen, width: int) -> bool:
         return seen.windows.get(width, 0) >= _TRIALS
@@ -236,9 +270,12 @@ def _chance(tokens: float, nodes: int) -> float:
 
 
 def _hope(sequences: Sequence[EngineSequence], windows: int) -> float:
-    """Return how many times more than it seems drafting may gain: less, the more steps and windows have been seen."""
+    """Return how many times more than it seems drafting may gain: less, the more steps and windows have been seen.
+
+    What several sequences gain together differs less from what is usual.
+    """
     unknown = (_STEPS_OF_USUAL / (_STEPS_OF_USUAL + each.steps_drafted + each.steps_ahead) for each in sequences)
-    return 1 + _HOPE * (sum(unknown) / len(sequences) + _TRIALS / windows)
+    return 1 + _HOPE * (sum(unknown) / len(sequences) ** 1.5 + _TRIALS / windows)
 
 
 def _share(before: int, steps: int) -> float:

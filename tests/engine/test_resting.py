@@ -34,6 +34,11 @@ class Scripted:
     def ran(self, sequences, nodes, steps, seconds):
         pass
 
+    ahead = None
+
+    def steps_between(self, sequences, nodes, most):
+        return most
+
 
 @pytest.fixture(scope="module")
 def harness(trained_folder):
@@ -63,6 +68,24 @@ def test_a_drafter_that_has_rested_begins_anew(harness):
     assert len(after) > 1
     assert set(after[:-1]) == {4.0}
     assert result.stats.steps == 4 + 20 + -(-(80 - 1 - 16 - 20) // 4)
+
+
+@pytest.mark.slow
+def test_the_time_of_a_prompts_chunk_is_not_that_of_steps(harness, monkeypatch):
+    made, _ = harness
+    events, device = [], made.core._device
+    for name in ("compute", "wait", "start"):
+        call = getattr(device, name)
+        monkeypatch.setattr(
+            device, name, lambda *given, call=call, name=name: (events.append(name), call(*given))[1], raising=True
+        )
+    serve(made, Scripted(), max_new_tokens=20)
+    assert events[:3] == ["compute", "wait", "start"]
+    # Nothing is waited for where nothing was computed.
+    assert "wait" not in events[3:]
+    del events[:]
+    serve(made, None, max_new_tokens=8)
+    assert "wait" not in events
 
 
 @pytest.mark.slow

@@ -78,8 +78,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "what two windows cost is believed",
         _PACE,
-        "sum(unknown) / len(sequences) + _TRIALS / windows",
-        "sum(unknown) / len(sequences)",
+        "sum(unknown) / len(sequences) ** 1.5 + _TRIALS / windows",
+        "sum(unknown) / len(sequences) ** 1.5",
         f"{_PACES}::test_a_cost_that_few_windows_have_shown_is_doubted",
     ),
     Fault(
@@ -95,5 +95,33 @@ FAULTS: tuple[Fault, ...] = (
         "        cost = max(cost, _LEAST_COST)\n",
         "",
         f"{_PACES}::test_a_clock_that_stands_still_is_survived",
+    ),
+    Fault(
+        "a model's own steps are measured by the few that had as many nodes",
+        _PACE,
+        "found / max(self._usual_of_others(), _LEAST_CHANCE)",
+        "found / max(self._usual_of(self._own_nodes), _LEAST_CHANCE)",
+        f"{_PACES}::test_few_windows_of_its_own_number_of_nodes_are_no_measure_of_its_steps",
+    ),
+    Fault(
+        "what the first window gave stays usual for long",
+        _PACE,
+        "max(steps / (before + steps), 1 - (1 - _NEWEST_USUAL) ** steps)",
+        "1 - (1 - _NEWEST_USUAL) ** steps",
+        f"{_PACES}::test_the_first_window_is_one_of_many",
+    ),
+    Fault(
+        "a window of long steps keeps prompts waiting",
+        _PACE,
+        "min(most, int(_LONGEST_BETWEEN * most * costs[_PLAIN] / costs[nodes]))",
+        "most",
+        f"{_PACES}::test_a_window_that_somebody_waits_for_is_about_as_long_as_a_plain_one",
+    ),
+    Fault(
+        "a prompt's chunk counts as a step's time",
+        "jaxinfer/engine/core.py",
+        "if self._pace is not None and self._computes:",
+        "if self._pace is None and self._computes:",
+        "tests/engine/test_resting.py::test_the_time_of_a_prompts_chunk_is_not_that_of_steps",
     ),
 )
