@@ -285,12 +285,14 @@ class EngineCore:
         """Return the most steps of a window: of calls, few where somebody reads along or what is chosen may change."""
         sequences, steps = window.sequences, window.steps
         pace = self._pace if sequences[0].drafts else None
-        is_read = any(sequence.origin.callback is not None for sequence in sequences)
-        if self.serves_calls and not (self.scheduler.others_come or is_read):
-            steps = steps if pace is None else pace.steps(sequences, nodes, steps)
-            return min(steps, max(int(_LONGEST_WINDOW / self._step_seconds), FEW_STEPS))
         if self.serves_calls:
-            steps = min(steps, _STEPS_BETWEEN if self.scheduler.others_come else FEW_STEPS)
+            if self.scheduler.others_come:
+                steps = min(steps, _STEPS_BETWEEN)
+            elif any(sequence.origin.callback is not None for sequence in sequences):
+                steps = min(steps, FEW_STEPS)
+            else:
+                steps = steps if pace is None else pace.steps(sequences, nodes, steps)
+                return min(steps, max(int(_LONGEST_WINDOW / self._step_seconds), FEW_STEPS))
         return steps if pace is None else pace.steps_between(sequences, nodes, steps)
 
     def _decode(self, started: _Started) -> None:
