@@ -1,7 +1,8 @@
 """A pytest plugin: where a run's time goes, by file. Print it with `--timing`, write it with `--timing FILE.json`.
 
 For each file: wall time, processor time (all threads, child processes included), seconds in tracing, lowering and
-compiling, programs compiled and read from the run's cache, and child processes. For each worker: the most memory held.
+compiling, programs compiled and read from the run's cache, and child processes. For each worker: the most memory held,
+and the test that took it there.
 Processor time is what to compare: it hardly changes when other work runs beside the tests.
 """
 
@@ -102,6 +103,7 @@ class _Table:
         self.files: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.tests: Counter[str] = Counter()
         self.memory: Counter[str] = Counter()
+        self.heaviest: dict[str, str] = {}
         self.target = config.getoption("timing")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -112,7 +114,9 @@ class _Table:
             for column in COLUMNS:
                 self.files[file][column] += values.get(column, 0)
             self.tests[report.nodeid] += values["cpu"]
-            self.memory[values["worker"]] = max(self.memory[values["worker"]], values["memory"])
+            if values["memory"] > self.memory[values["worker"]]:
+                self.memory[values["worker"]] = values["memory"]
+                self.heaviest[values["worker"]] = report.nodeid
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -122,8 +126,9 @@ class _Table:
             terminalreporter.write_line("".join(f"{row[column]:>10.0f}" for column in COLUMNS) + f"  {file}")
         total = {column: sum(row[column] for row in files.values()) for column in COLUMNS}
         terminalreporter.write_line("".join(f"{total[column]:>10.0f}" for column in COLUMNS) + "  all")
-        held = ", ".join(f"{worker} {size / 2**30:.1f} GiB" for worker, size in sorted(self.memory.items()))
-        terminalreporter.write_line(f"most memory held: {held}")
+        for worker, size in sorted(self.memory.items()):
+            held = f"most memory held: {worker} {size / 2**30:.1f} GiB, since {self.heaviest[worker]}"
+            terminalreporter.write_line(held)
         if self.target != "-":
             record = {"files": {name: dict(row) for name, row in files.items()}, "tests": dict(self.tests)}
             Path(self.target).write_text(json.dumps({**record, "memory": dict(self.memory)}, indent=1))

@@ -49,7 +49,7 @@ MATRIX, PRODUCTS = (16384, 576), 20
 
 
 # Of a product by panels.
-FORMS = "int4:group=32", "int4:group=128", "int8"
+FORMS = "int4:group=32", "int4:group=128", "int8", "nf4:group=64"
 
 
 def start(lm: LanguageModel, strategy: str, prompts: Sequence[object], sampling: SamplingParams) -> RunningBatch:
@@ -126,13 +126,13 @@ def panels(weights: str, rows: int, turns: int) -> None:
     assert few_bits.form is not None
     lying = round_to_nearest(jnp.asarray(rng.standard_normal(MATRIX, np.float32) / 24), few_bits.form)
     in_panels, in_bytes = laid_out_matrix(lying, backend), replace(backend, activations="int8")
-    kinds = {
-        "by rows": (lying, backend),
-        "in panels": (in_panels, backend),
-        "by rows, rows in int8": (lying, in_bytes),
-        "in panels, rows in int8": (in_panels, in_bytes),
-        "in panels, for drafts": (drafting_matrix(lying, backend), backend),
-    }
+    kinds = {"by rows": (lying, backend), "in panels": (in_panels, backend)}
+    if few_bits.form.offset is not None:  # bytes are integers
+        kinds |= {
+            "by rows, rows in int8": (lying, in_bytes),
+            "in panels, rows in int8": (in_panels, in_bytes),
+            "in panels, for drafts": (drafting_matrix(lying, backend), backend),
+        }
     inputs = jnp.asarray(rng.standard_normal((rows, MATRIX[1])), jnp.bfloat16)
     times: dict[str, list[float]] = {name: [] for name in kinds}
 
@@ -157,6 +157,9 @@ def main() -> None:
     parser.add_argument("what", choices=["grammars", "pages", "sparse", "panels"])
     parser.add_argument("--turns", type=int, default=14)
     parser.add_argument("--weights", default=FORMS[0], choices=FORMS, help="of panels (default: %(default)s)")
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[1, 2, 4, 8, 13], help="of panels (default: %(default)s)"
+    )
     options = parser.parse_args()
     print("batch | kind | median of a step | ratio")
     if options.what == "grammars":
@@ -167,7 +170,7 @@ def main() -> None:
         for rows in (1, 8):
             sparse(rows, options.turns)
     elif options.what == "panels":
-        for rows in (1, 2, 4, 8, 13):
+        for rows in options.rows:
             panels(options.weights, rows, options.turns)
     else:
         for num_tokens in (512, 4096):

@@ -17,6 +17,11 @@ def float_constant(number: float) -> str:
     return f"0x{bits:016X}"
 
 
+def repeated_constant(kind: str, number: int, count: int) -> str:
+    """Return a vector with one integer of LLVM's type ``kind`` in every lane."""
+    return f"<{', '.join([f'{kind} {number}'] * count)}>"
+
+
 @dataclass
 class Loop:
     """The names in a loop: its integer, the values held from the previous iteration, and those left to the next."""

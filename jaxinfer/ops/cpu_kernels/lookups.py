@@ -1,9 +1,10 @@
 """Numbers out of a table of constants by their places in it, which some processors pick by one instruction."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
-from jaxinfer.ops.cpu_kernels.assembly import Code, float_constant
+from jaxinfer.ops.cpu_kernels.assembly import Code, float_constant, repeated_constant
 
 
 class _Picking(NamedTuple):
@@ -66,8 +67,7 @@ def _picked(code: Code, picks_by: str, table: Sequence[float], places: str) -> s
     ]
     bit = picking.numbers.bit_length() - 1
     while len(found) > 1:
-        shift = ", ".join([f"i32 {31 - bit}"] * picking.lanes)
-        moved = code.value(f"shl {integers} {places}, <{shift}>")
+        moved = code.value(f"shl {integers} {places}, {repeated_constant('i32', 31 - bit, picking.lanes)}")
         is_upper = code.value(f"icmp slt {integers} {moved}, zeroinitializer")
         found = [
             code.value(f"select <{picking.lanes} x i1> {is_upper}, {floats} {upper}, {floats} {lower}")
@@ -83,9 +83,7 @@ def _of_part(code: Code, picks_by: str, part: Sequence[float], places: str) -> s
     if not picking.by_bytes:
         return code.value(f"call {floats} {picking.function}({floats} {_floats(part)}, {integers} {places})")
 
-    def constant(number: int) -> str:
-        return f"<{', '.join([f'i32 {number}'] * picking.lanes)}>"
-
+    constant = partial(repeated_constant, "i32", count=picking.lanes)
     # Four neighbouring bytes for each place.
     own = code.value(f"and {integers} {places}, {constant(picking.numbers - 1)}")
     own = code.value(f"mul {integers} {own}, {constant(0x04040404)}")

@@ -1,6 +1,8 @@
 """The assembly that reads rows in bytes (`jaxinfer.ops.rows_in_bytes`): what bytes stand for, and scales of slots."""
 
-from jaxinfer.ops.cpu_kernels.assembly import Code
+from functools import partial
+
+from jaxinfer.ops.cpu_kernels.assembly import Code, repeated_constant
 from jaxinfer.ops.cpu_kernels.tiles import Vectors
 
 # What `widened` leaves out of floats of 8 bits.
@@ -18,9 +20,7 @@ def widened(code: Code, dtype: str, count: int, numbers: str) -> str:
         return code.value(f"sitofp <{count} x i8> {numbers} to {wide}")
     words = f"<{count} x i16>"
 
-    def constant(number: int) -> str:
-        return f"<{', '.join([f'i16 {number}'] * count)}>"
-
+    constant = partial(repeated_constant, "i16", count=count)
     long = code.value(f"zext <{count} x i8> {numbers} to {words}")
     sign = code.value(f"and {words} {code.value(f'shl {words} {long}, {constant(8)}')}, {constant(-0x8000)}")
     size = code.value(f"and {words} {code.value(f'shl {words} {long}, {constant(7)}')}, {constant(0x3F80)}")

@@ -3,14 +3,14 @@
 A vector has one code of every output, and a lane's integer several of one output (`grouped_tiles`). Uneven levels are
 looked up. Any other code is made a number where it lies in that integer, so what it stands for is a power of two
 larger, by which the row is divided before: a mask and a conversion for 4 bits, a move of bytes and a conversion for 8.
-Numbers of a row below 2^-102 count
-as zeros there. The sums of a row are two, of the lines of either half of each run: so additions of one row alone need
-not wait for each other, and those of several rows have one sum at a time in registers.
+Numbers of a row below 2^-102 count as zeros there. The sums of a row are two, of the lines of either half of each run:
+so additions of one row alone need not wait for each other, and those of several rows have one sum at a time in
+registers.
 """
 
 from collections.abc import Iterable, Iterator
 
-from jaxinfer.ops.cpu_kernels.assembly import Code
+from jaxinfer.ops.cpu_kernels.assembly import Code, repeated_constant
 from jaxinfer.ops.cpu_kernels.few_bits.tiles import rounded_levels
 from jaxinfer.ops.cpu_kernels.lookups import declared_lookup, look_up
 from jaxinfer.ops.cpu_kernels.sixteen_outputs import BYTES, FLOATS, INTEGERS, LANES, in_sixteen_lanes
@@ -134,4 +134,4 @@ def _without_small(code: Code, numbers: str) -> str:
 
 
 def _constant(number: int) -> str:
-    return f"<{', '.join([f'i32 {number}'] * LANES)}>"
+    return repeated_constant("i32", number, LANES)

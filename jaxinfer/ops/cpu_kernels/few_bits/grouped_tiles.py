@@ -86,8 +86,13 @@ def added_up(code: Code, numbers: Numbers, sums: list[str]) -> list[str]:
 
 def lines_of_run(code: Code, run: int | str, form: Format) -> list[str]:
     """Return the lines of a run of 16 rows of codes, ``%stride`` bytes apart from ``%w`` on."""
-    first = times(code, run, form.row_bytes(RUN))
     starts = [code.at("i8", "%w", code.arithmetic("mul", "%stride", output)) for output in range(OUTPUTS)]
+    return _lines(code, starts, run, form)
+
+
+def _lines(code: Code, starts: list[str], run: int | str, form: Format) -> list[str]:
+    """Return the lines of a run of the rows of codes that begin there."""
+    first = times(code, run, form.row_bytes(RUN))
     starts = [code.at("i8", start, first) for start in starts]
     return [line for part in range(0, form.row_bytes(RUN), PART) for line in fours(code, starts, part)]
 
@@ -125,9 +130,7 @@ def grouped_tile(vectors: Vectors, form: Format, numbers: Numbers, rows: int, is
                 widened = widened_run(code, numbers, "%w", code.arithmetic("add", group.first, run))
                 return numbers.added(code, widened, places, found)
             fetch(code, code.at("i8", group.ahead, times(code, run, OUTPUTS * run_bytes)), OUTPUTS * run_bytes)
-            first = times(code, run, run_bytes)
-            starts = [code.at("i8", start, first) for start in group.w]
-            lines = [line for part in range(0, run_bytes, PART) for line in fours(code, starts, part)]
+            lines = _lines(code, group.w, run, form)
             return numbers.added(code, numbers.widened(code, lines), places, found)
 
         sums = added_runs(code, group.runs, [(FLOATS, "zeroinitializer")] * (rows * numbers.sums_of_row), add)

@@ -7,8 +7,9 @@ minima.
 
 import struct
 from collections.abc import Sequence
+from functools import partial
 
-from jaxinfer.ops.cpu_kernels.assembly import Code
+from jaxinfer.ops.cpu_kernels.assembly import Code, repeated_constant
 from jaxinfer.ops.cpu_kernels.lookups import declared_lookup, look_up
 from jaxinfer.ops.cpu_kernels.slot_bytes import BYTE_SCALE, widened
 from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, SIZES, Vectors, add_up, store_totals
@@ -230,9 +231,7 @@ def _powers(code: Code, exponents: str, count: int) -> str:
     """Append the powers of two that bytes stand for: the exponents of float32, of which zero is half of one."""
     some, floats = f"<{count} x i32>", f"<{count} x float>"
 
-    def constant(number: int) -> str:
-        return f"<{', '.join([f'i32 {number}'] * count)}>"
-
+    constant = partial(repeated_constant, "i32", count=count)
     wide = code.value(f"zext <{count} x i8> {exponents} to {some}")
     is_least = code.value(f"icmp eq {some} {wide}, zeroinitializer")
     bits = code.value(f"shl {some} {wide}, {constant(23)}")
@@ -377,9 +376,7 @@ class _Widen:
         """Move the bits of floats of 4 bits of exponent and 3 of mantissa; look those without exponent up."""
         code, words = self._code, f"<{RUN} x i16>"
 
-        def constant(number: int) -> str:
-            return f"<{', '.join([f'i16 {number}'] * RUN)}>"
-
+        constant = partial(repeated_constant, "i16", count=RUN)
         codes = code.value(f"zext <{RUN} x i8> {code.load(f'<{RUN} x i8>', place, 1)} to {words}")
         sizes = code.value(f"and {words} {codes}, {constant(0x7F)}")
         # The exponent of 1 is 7 in these, and 127 in bfloat16, where it is followed by 7 bits.
@@ -431,9 +428,7 @@ class _Widen:
         """Move a sign, two bits of exponent and one of mantissa to those of float32; 0 and 0.5 have none."""
         code, lanes, whole = self._code, self._vectors.lanes, f"<{self._vectors.lanes} x i32>"
 
-        def constant(number: int) -> str:
-            return f"<{', '.join([f'i32 {number}'] * lanes)}>"
-
+        constant = partial(repeated_constant, "i32", count=lanes)
         sizes = code.value(f"and {whole} {codes}, {constant(7)}")
         moved = code.value(f"shl {whole} {sizes}, {constant(22)}")
         moved = code.value(f"add {whole} {moved}, {constant(126 << 23)}")
