@@ -27,7 +27,7 @@ from jaxinfer.models.layers import EXPERTS, KERNEL, TRANSPOSED_KERNEL, locate, s
 from jaxinfer.models.stacking import stack_params
 from jaxinfer.notation import Int, Params
 from jaxinfer.ops.backend import check_activations
-from jaxinfer.ops.few_bits.formats import INT8, Format
+from jaxinfer.ops.few_bits.formats import Format
 from jaxinfer.ops.few_bits.quantized_array import is_quantized
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 from jaxinfer.quantization.calibration import quantize_layers
@@ -80,7 +80,7 @@ def quantize(
     backend = replace(model.backend, scan_layers=False)
     params = stack_params(model.params, abstract_params(config, backend))
     if form.kept is None:
-        INT8.check_width(f"weights {weights!r}: embedding", config.embedding_dim or config.model_dim)
+        form.of_tables.check_width(f"weights {weights!r}: embedding", config.embedding_dim or config.model_dim)
     for path, kernel in _kernels(params["blocks"]):
         form.check_width(f"weights {weights!r}: {'.'.join(path)}", kernel.shape[-1])
     if method == MAGNITUDE:
@@ -106,7 +106,7 @@ def quantize(
             "weights were rounded to the nearest"
         )
     backend = replace(model.backend, activations=activations)
-    arranged = _arranged(model.params, done, form.kept is None)
+    arranged = _arranged(model.params, done, None if form.kept is not None else form.of_tables)
     return model.changed(arranged, backend=backend, is_rounded=True)
 
 
@@ -189,8 +189,8 @@ def _kernels(node: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tu
             yield from _kernels(value, (*path, key))
 
 
-def _arranged(params: Params, blocks: Sequence[Params], rounds_tables: bool) -> Params:
-    """Return parameters with quantized layers in their places, and tables and output matrix, maybe in 8 bits."""
+def _arranged(params: Params, blocks: Sequence[Params], of_tables: Format | None) -> Params:
+    """Return parameters with quantized layers in their places, and tables and output matrix, maybe in a form."""
 
     def walk(node: Mapping[str, Any], path: tuple[str, ...]) -> Params:
         made: Params = {}
@@ -202,9 +202,9 @@ def _arranged(params: Params, blocks: Sequence[Params], rounds_tables: bool) -> 
                 found = [functools.reduce(getitem, name.split("."), blocks[layer]) for layer in layers or ()]
                 whole = jax.tree.map(lambda *parts: jnp.stack(parts), *found) if stacked else found[0]
                 made[KERNEL if key.endswith(KERNEL) else key] = whole
-            elif rounds_tables and is_table((*path, key)):
+            elif of_tables is not None and is_table((*path, key)):
                 rows = stored_kernel(node) if path == ("head",) else value
-                made[KERNEL if path == ("head",) else key] = round_to_nearest(rows, INT8)
+                made[KERNEL if path == ("head",) else key] = round_to_nearest(rows, of_tables)
             else:
                 made[key] = value
         return made

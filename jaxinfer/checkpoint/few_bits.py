@@ -103,7 +103,7 @@ class FewBitsReader:
             return None
         if self.few_bits.form is None:
             return self._blocks(checkpoint, leaf)
-        form = INT8 if is_table(leaf.path) else self.few_bits.form
+        form = self.few_bits.form.of_tables if is_table(leaf.path) else self.few_bits.form
         form.check_width(f"weights {self.few_bits.name!r}: {leaf.sources[0][0].tensor}", leaf.shape[-1])
         if is_expert(leaf.path):
             return round_experts(checkpoint, leaf, form, read_plainly)

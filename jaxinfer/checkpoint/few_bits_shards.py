@@ -27,7 +27,7 @@ def read_few_bits(reader: MatrixReader, checkpoint: Checkpoint, leaf: Leaf, read
     holds no more than the devices' parts and one layer's kernel.
     """
     backend = reader.backend
-    by_columns = backend is not None and backend.kernels != "xla" and leaf.path[0] != "embed"
+    by_columns = backend is not None and backend.kernels != "xla"
     if leaf.struct.sharding is None:
         found = reader.read(checkpoint, leaf, read_plainly)
         if found is None or backend is None:

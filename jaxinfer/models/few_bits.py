@@ -14,7 +14,7 @@ from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels.panels.products import drafts_by_panels, multiplies_panels
 from jaxinfer.ops.few_bits.columns import ColumnArray, kernels_by_columns
-from jaxinfer.ops.few_bits.formats import INT8, Format
+from jaxinfer.ops.few_bits.formats import Format
 from jaxinfer.ops.few_bits.panels import PanelArray, in_panels
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray, is_quantized
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
@@ -83,7 +83,7 @@ def in_few_bits(params: Params, form: Format, named: str, *, only_experts: bool 
     def rounded(path: tuple[str, ...], matrix: Any) -> Any:
         if (only_experts and not is_expert(path)) or (form.kept is not None and is_table(path)):
             return matrix
-        chosen = INT8 if is_table(path) else form
+        chosen = form.of_tables if is_table(path) else form
         chosen.check_width(f"{named}: {'.'.join(path)}", matrix.shape[-1])
         plain = matrix.dequantize() if isinstance(matrix, QuantizedArray) else jnp.asarray(matrix)
         return round_to_nearest(plain, chosen)

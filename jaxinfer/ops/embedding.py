@@ -5,10 +5,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
 
-from jaxinfer.notation import Array, Float, Int
+from jaxinfer.notation import TENSOR, Array, Float, Int
 from jaxinfer.ops.backend import Backend
 from jaxinfer.ops.cpu_kernels.rows import take_rows
+from jaxinfer.ops.each_device import even_axis, row_axes
+from jaxinfer.ops.few_bits.columns import ColumnArray
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 
 
@@ -17,6 +21,8 @@ def embed(
 ) -> Float[Array, "B T D"]:
     """Return the tokens' rows in the compute dtype; ids outside the vocabulary read its first or last row."""
     ids = jnp.clip(tokens_BT, 0, table_VD.shape[0] - 1)
+    if isinstance(table_VD, ColumnArray) and backend.kernels != "xla":
+        return _column_rows(table_VD, ids, backend).astype(backend.compute_dtype)
     if isinstance(table_VD, QuantizedArray):
         if backend.platform == "tpu" and ids.size == 1:
             # A TPU's compiler would lay the whole table out anew to take one row of bytes; of two it does not.
@@ -31,6 +37,30 @@ def embed(
     else:
         rows = table_VD[ids]
     return rows.astype(backend.compute_dtype)
+
+
+def _column_rows(table_VD: ColumnArray, ids_BT: jax.Array, backend: Backend) -> jax.Array:
+    """Return rows, in float32, of a table that lies by columns, as products read it: each device takes its own."""
+    # Imported here: a program that is kept already starts without the kernels.
+    from pallas_kernels.take_columns import take_columns
+    from pallas_kernels.take_columns.reference import reference_columns
+
+    by_kernel = functools.partial(take_columns, interpret=backend.kernels == "interpret")
+    run: Any = reference_columns if backend.kernels == "reference" else by_kernel
+    axis = even_axis(TENSOR, table_VD.shape[0], backend)
+
+    def take(ids_BT: jax.Array, *parts: jax.Array) -> jax.Array:
+        count = parts[0].shape[1]
+        own_T = ids_BT.reshape(-1) - (0 if axis is None else count * lax.axis_index(axis))
+        columns_T = jnp.clip(own_T, 0, count - 1)
+        rows_TD = table_VD.with_parts([part.T for part in run(parts, columns_T)]).by_rows().dequantize()
+        if axis is not None:
+            rows_TD = lax.psum(jnp.where((own_T == columns_T)[:, None], rows_TD, 0), axis)
+        return rows_TD.reshape(*ids_BT.shape, -1)
+
+    rows = PartitionSpec(*row_axes(ids_BT.shape, backend))
+    given = rows, *table_VD.specs(PartitionSpec(axis, None))
+    return backend.on_devices(take, given, PartitionSpec(*rows, None))(ids_BT, *table_VD.matrix)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))

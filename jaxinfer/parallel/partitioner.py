@@ -250,7 +250,7 @@ def _put_params(
     placed: Params = {}
     for key, value in params.items():
         if isinstance(value, Mapping):
-            placed[key] = _put_params(value, padding[key], shardings[key], by_columns and key != "embed")
+            placed[key] = _put_params(value, padding[key], shardings[key], by_columns)
         elif isinstance(value, QuantizedArray):
             stored = key if key in padding else TRANSPOSED_KERNEL
             sources, sharding = padding[stored], shardings[stored]

@@ -11,7 +11,6 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.few_bits import change_matrices, check_has_experts, is_table
 from jaxinfer.notation import Params
 from jaxinfer.ops.few_bits.columns import maybe_by_columns
-from jaxinfer.ops.few_bits.formats import INT8
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 from jaxinfer.ops.few_bits.rounded_rows import NO_EXPERTS, multiplies_rounded
 from jaxinfer.ops.few_bits.split import check_split, part_shardings
@@ -43,12 +42,11 @@ def described_in_few_bits(params: Mapping[str, Any], weights: FewBits) -> Params
     def rounded(path: tuple[str, ...], struct: Any) -> Any:
         if not weights.takes(path):
             return struct
-        chosen, name = INT8 if is_table(path) else form, f"weights: {'.'.join(path)}"
+        chosen, name = form.of_tables if is_table(path) else form, f"weights: {'.'.join(path)}"
         chosen.check_width(name, struct.shape[-1])
         array = jax.eval_shape(lambda weights: round_to_nearest(weights, chosen), struct)
         width = check_split(array, struct.sharding, name)
-        if path[0] != "embed":
-            array = jax.eval_shape(lambda array: maybe_by_columns(array, width), array)
+        array = jax.eval_shape(lambda array: maybe_by_columns(array, width), array)
         return jax.tree.map(
             lambda part, where: jax.ShapeDtypeStruct(part.shape, part.dtype, sharding=where),
             array,

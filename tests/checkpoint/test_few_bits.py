@@ -97,6 +97,9 @@ def test_eight_bits_in_groups_are_nearer_than_those_of_rows():
     matrix = np.random.default_rng(0).standard_t(3, (16, 256)).astype(np.float32)
     forms = [parse_few_bits(name).form for name in ("int8", "int8:group=128", "int8:group=64", "int8:group=32")]
     assert forms == [INT8, Format(8, 128), Format(8, 64), Format(8, 32)]
+    # Tables are in the groups of kernels in bytes, and beside others in bytes of rows.
+    assert [form.of_tables for form in forms] == forms
+    assert {parse_few_bits(name).form.of_tables for name in ("int4", "nf4:group=32", "fp8:group=64")} == {INT8}
     errors = [np.square(np.asarray(nearest_values(jnp.asarray(matrix), form)) - matrix).sum() for form in forms]
     assert errors[3] < 0.9 * errors[2] < 0.8 * errors[1] < 0.7 * errors[0]
 
@@ -105,7 +108,10 @@ def test_eight_bits_in_groups_are_nearer_than_those_of_rows():
 def test_a_model_in_eight_bits_in_groups_decodes_alike_by_any_strategy(tmp_path):
     folder = write_tiny_llama(tmp_path, model_dim=128, ffn_dim=256, head_dim=32, num_layers=1)
     lm = jaxinfer.load(folder, weights="int8:group=64")
-    assert Format(8, 64) in {leaf.form for leaf in leaves(lm).values() if is_quantized(leaf)}
+    assert {leaf.form for leaf in leaves(lm).values() if is_quantized(leaf)} == {Format(8, 64)}
+    again = jaxinfer.load(lm.save(tmp_path / "saved"))
+    assert again.fingerprint == lm.fingerprint
+    assert {leaf.form for leaf in leaves(again).values() if is_quantized(leaf)} == {Format(8, 64)}
     found, drafted = (
         lm.generate([[5, 9, 5, 9]], max_new_tokens=12, strategy=name)[0].tokens
         for name in ("autoregressive", "prompt_lookup")

@@ -292,7 +292,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "tables are trained as if nothing rounded them",
         "train/qat/rounding.py",
-        "        if is_table(names):\n            chosen = INT8\n        elif",
+        "        if is_table(names):\n            chosen = form.of_tables\n        elif",
         "        if",
         "tests/train/qat/test_qat.py::test_rounding_in_a_forward_pass_is_that_of_few_bits_and_gradients_pass_it",
     ),

@@ -10,6 +10,7 @@ import pytest
 from jaxinfer import LanguageModel
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.ops.column_products import codes_of
+from jaxinfer.ops.embedding import embed
 from jaxinfer.ops.few_bits.columns import (
     ColumnArray,
     by_columns,
@@ -109,9 +110,22 @@ def test_a_layer_of_a_stack_is_multiplied(name):
     assert np.abs(again - exact).max() < 1e-5 * exact.std()
 
 
+@pytest.mark.parametrize(
+    "name", ["Q8_0", *(pytest.param(each, marks=pytest.mark.slow) for each in ("int4", "Q6_K", "mxfp4", "halves"))]
+)
+def test_tokens_read_a_table_that_lies_by_columns(name):
+    """In the bits of the same table by rows, by the interpreted kernel and without one; ids end at the table's."""
+    table = jax.tree.map(jnp.asarray, drawn(np.random.default_rng(3), ALL[name], 150, 256))
+    ids = jnp.asarray([[0, 149, 127], [128, 150, -1]])
+    columns = by_columns(table)
+    for backend in (TPU, replace(TPU, kernels="reference"), replace(TPU, kernels="xla")):
+        found = jax.jit(embed, static_argnums=2)(columns, ids, backend)
+        np.testing.assert_array_equal(found, embed(table, ids, backend))
+
+
 @pytest.mark.exhaustive
 def test_a_models_logits_are_those_of_the_cpu():
-    """Up to rows that are rounded to other bfloat16 numbers; kernels lie by columns, and tables do not."""
+    """Up to rows that are rounded to other bfloat16 numbers; tables of one scale a row do not lie by columns."""
 
     def rounded(path, leaf):
         names = [key.key for key in path]

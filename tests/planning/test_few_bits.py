@@ -114,6 +114,21 @@ def test_a_tiny_models_steps_multiply_codes_where_they_lie(name):
     assert not any(each.bytes >= 1024 * 512 for each in copies)
 
 
+@pytest.mark.slow
+@pytest.mark.tpu_compile
+@pytest.mark.parametrize(("topology", "tensor"), [("v5e:1x1", 1), ("v5e:2x2", 4)])
+def test_a_table_in_groups_is_read_and_multiplied_where_it_lies(topology, tensor):
+    """One that makes the logits too: no step writes it in other bits, and a token reads the tiles that it lies in."""
+    config = dataclasses.replace(TINY, tied_embeddings=True, vocab_size=8192)
+    program = deployed(config, "int8:group=64", topology, tensor=tensor).compile()["decode"]
+    (taken,) = [each for each in program.instructions() if each.name.startswith("take_columns")]
+    assert taken.read_bytes == 128 * (512 + 2 * 8) + 4 * (512 + 8)
+    part = 8192 * 512 * BITS["int8:group=64"] // 8 // tensor
+    products = [each for each in program.instructions() if each.name.startswith("grouped_matmul") and each.runs == 1]
+    assert [part <= each.read_bytes < 1.01 * part for each in products] == [True]
+    assert all(each.written_bytes < part // 2 for each in program.instructions() if not each.branches)
+
+
 @pytest.mark.tpu_compile
 @pytest.mark.parametrize(
     "weights",

@@ -10,7 +10,7 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.models.few_bits import check_no_experts, is_kernel, is_table
 from jaxinfer.models.layers import TRANSPOSED_KERNEL
 from jaxinfer.notation import Array, Float, Params
-from jaxinfer.ops.few_bits.formats import INT8, Format
+from jaxinfer.ops.few_bits.formats import Format
 from jaxinfer.ops.few_bits.round_to_nearest import nearest_values
 
 
@@ -37,7 +37,7 @@ def rounded(params: Params, form: Format) -> Params:
     def change(path: Any, leaf: Any) -> Any:
         names = tuple(key.key for key in path)
         if is_table(names):
-            chosen = INT8
+            chosen = form.of_tables
         elif is_kernel(names):
             chosen = form
         else:
@@ -56,7 +56,7 @@ def check_widths(params: Params, form: Format, named: str) -> None:
         names = tuple(key.key for key in path)
         check_no_experts(names, named, "experts are not trained to be rounded: round them by load(weights=...)")
         if is_table(names) or is_kernel(names):
-            chosen = INT8 if is_table(names) else form
+            chosen = form.of_tables if is_table(names) else form
             chosen.check_width(f"{named}: {'.'.join(names)}", leaf.shape[-2 if names[-1] == TRANSPOSED_KERNEL else -1])
 
     jax.tree_util.tree_map_with_path(check, params)

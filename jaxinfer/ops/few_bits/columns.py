@@ -63,8 +63,9 @@ class ColumnArray(QuantizedArray):
         return dataclasses.replace(self, layer=layer)
 
     def rows(self, ids: Any) -> QuantizedArray:
-        """Refuse: a table lies by rows."""
-        raise TypeError("rows of codes that lie by columns")
+        """Return the rows of a matrix with these numbers, as they are stored."""
+        taken = [part[:, ids.reshape(-1)] for part in self.matrix]
+        return self.with_parts(taken).by_rows().map_rows(lambda part: part.reshape(*ids.shape, -1))
 
     def by_rows(self) -> QuantizedArray:
         """Return the same weights as they are stored; of NumPy's arrays, NumPy's."""
@@ -159,10 +160,10 @@ def layer_of(params: Any, layer: Any) -> Any:
 
 
 def kernels_by_columns(params: Mapping[str, Any]) -> Any:
-    """Return a decoder's parameters with all kernels for TPU kernels that can be; tables are read by rows."""
+    """Return a decoder's parameters with all kernels and tables for TPU kernels that can be."""
     return {
         key: kernels_by_columns(value)
-        if isinstance(value, Mapping) and key != "embed"
+        if isinstance(value, Mapping)
         else maybe_by_columns(value, value.shape[-1])
         if isinstance(value, QuantizedArray)
         else value

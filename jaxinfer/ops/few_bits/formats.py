@@ -61,6 +61,11 @@ class Format:
         return "float32" if self.group is None else "float16"
 
     @property
+    def of_tables(self) -> "Format":
+        """The form of the tables beside kernels of this one: bytes, in groups where those of kernels are."""
+        return self if self.bits == INT8.bits and self.group is not None and not self.levels else INT8
+
+    @property
     def is_shifted(self) -> bool:
         """Whether something is added to all weights of a group, or subtracted."""
         return self.has_minima or self.has_zeros

@@ -6,14 +6,19 @@ from pathlib import Path
 
 import gguf
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxinfer
 from jaxinfer import LanguageModel
 from jaxinfer.errors import InvalidOption
+from jaxinfer.ops.backend import choose_backend
+from jaxinfer.ops.embedding import embed
+from jaxinfer.ops.few_bits.columns import by_columns
 from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, INT8, int4
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray, is_quantized
+from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 from jaxinfer.ops.few_bits.split import pad_quantized
 from jaxinfer.parallel.mesh import parse_mesh
 from tests.checkpoint.gguf.files import gguf_tensors, hf_tensors, write_gguf
@@ -175,3 +180,15 @@ def test_groups_that_do_not_split_are_refused_in_one_line(tmp_path, weights, mes
     with pytest.raises(InvalidOption, match=message) as caught:
         load_on(folder, weights, mesh)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("vocabulary", [150, pytest.param(151, marks=pytest.mark.slow)])
+def test_each_device_reads_its_own_tokens_of_a_table_by_columns(vocabulary):
+    """To the bit; a vocabulary that does not split evenly is on every device."""
+    numbers = np.random.default_rng(0).standard_normal((vocabulary, 128), np.float32)
+    table = by_columns(round_to_nearest(numbers, GGUF_FORMATS["Q8_0"]))
+    ids = jnp.asarray([[0, 74, 75], [149, 7, 80]], jnp.int32)
+    one = replace(choose_backend("float32", "cpu", kernels="interpret"), cpu_kernels=False)
+    mesh = parse_mesh("data=2,tensor=2").build(jax.devices()[:4])
+    found = jax.jit(embed, static_argnums=2)(table, ids, replace(one, mesh=mesh))
+    np.testing.assert_array_equal(found, embed(table, ids, one))

@@ -1,0 +1,11 @@
+"""What take_columns computes, in plain jax.numpy."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+
+def reference_columns(parts: Sequence[jax.Array], columns_T: jax.Array) -> list[jax.Array]:
+    """Return the columns of each part ``[K, V]`` as rows ``[T, K]``."""
+    return [jnp.take(part, columns_T, axis=1).T for part in parts]
