@@ -47,9 +47,8 @@ _INFINITE = 0x7C00  # the exponent of a float16 that is no finite number
 class FewBits:
     """What ``weights=`` asks for: the ``form`` of kernels; None: the blocks of a GGUF file.
 
-    Tables, which are read by rows as well, are int8 where kernels are rounded, and stay as they are where these are
-    sparse. With ``only_experts`` all but the
-    kernels of experts stays as it is.
+    Tables, which are read by rows as well, are int8 where kernels are rounded, in the groups of kernels in int8, and
+    stay as they are where kernels are sparse. With ``only_experts`` all but the kernels of experts stays as it is.
     """
 
     name: str

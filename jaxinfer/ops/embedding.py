@@ -22,7 +22,7 @@ def embed(
     """Return the tokens' rows in the compute dtype; ids outside the vocabulary read its first or last row."""
     ids = jnp.clip(tokens_BT, 0, table_VD.shape[0] - 1)
     if isinstance(table_VD, ColumnArray) and backend.kernels != "xla":
-        return _column_rows(table_VD, ids, backend).astype(backend.compute_dtype)
+        return _column_rows(table_VD, ids, backend)
     if isinstance(table_VD, QuantizedArray):
         if backend.platform == "tpu" and ids.size == 1:
             # A TPU's compiler would lay the whole table out anew to take one row of bytes; of two it does not.
@@ -40,9 +40,9 @@ def embed(
 
 
 def _column_rows(table_VD: ColumnArray, ids_BT: jax.Array, backend: Backend) -> jax.Array:
-    """Return rows, in float32, of a table that lies by columns, as products read it: each device takes its own."""
+    """Return rows of a table that lies by columns, as products read it, in the compute dtype: each device its own."""
     # Imported here: a program that is kept already starts without the kernels.
-    from pallas_kernels.take_columns import take_columns
+    from pallas_kernels.take_columns import LANES, take_columns
     from pallas_kernels.take_columns.reference import reference_columns
 
     by_kernel = functools.partial(take_columns, interpret=backend.kernels == "interpret")
@@ -53,7 +53,11 @@ def _column_rows(table_VD: ColumnArray, ids_BT: jax.Array, backend: Backend) -> 
         count = parts[0].shape[1]
         own_T = ids_BT.reshape(-1) - (0 if axis is None else count * lax.axis_index(axis))
         columns_T = jnp.clip(own_T, 0, count - 1)
-        rows_TD = table_VD.with_parts([part.T for part in run(parts, columns_T)]).by_rows().dequantize()
+        # The kernel reads so many columns for each token; a prompt's would be more than the compiler reads, which is
+        # the whole table.
+        taken = (reference_columns if columns_T.size * LANES >= count else run)(parts, columns_T)
+        rows_TD = table_VD.with_parts([part.T for part in taken]).by_rows().dequantize()
+        rows_TD = rows_TD.astype(backend.compute_dtype)
         if axis is not None:
             rows_TD = lax.psum(jnp.where((own_T == columns_T)[:, None], rows_TD, 0), axis)
         return rows_TD.reshape(*ids_BT.shape, -1)

@@ -71,6 +71,9 @@ def product(
     split: Split = WHOLE,
 ) -> Float[Array, "*rows d_out"]:
     """Multiply the last axis by a kernel, in the accumulator's dtype (float32, or float64 for float64 weights)."""
+    if isinstance(kernel, ColumnArray):
+        # Its kernels round sums to the compute dtype themselves.
+        backend = replace(backend, compute_dtype="float32")
     return _products(inputs, [kernel], backend, transposed, split)[0]
 
 

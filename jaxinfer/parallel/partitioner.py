@@ -265,7 +265,10 @@ def _put_params(
 def _put_quantized(
     name: str, array: QuantizedArray, sources: Sources, sharding: NamedSharding, by_columns: bool
 ) -> QuantizedArray:
-    padded = array if isinstance(array, ColumnArray) else pad_quantized(array, sources, name)
+    # Of one device's model, tables and kernels lie as products read them before they are padded.
+    is_padded = all(source is None or size == len(source) for source, size in zip(sources, array.shape, strict=True))
+    is_placed = isinstance(array, ColumnArray) and is_padded
+    padded = array if is_placed else pad_quantized(array.by_rows(), sources, name)
     width = check_split(padded, sharding, name)
     padded = maybe_by_columns(padded, width) if by_columns else padded
     return jax.tree.map(_put, padded, part_shardings(padded, sharding))

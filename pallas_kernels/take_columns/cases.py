@@ -1,4 +1,4 @@
-"""Tokens of steps and of prompts, in the tables of published models that are tied: codes, scales and minima."""
+"""Tokens of steps, in the tables of published models that are tied: codes, scales and minima."""
 
 from typing import Any
 

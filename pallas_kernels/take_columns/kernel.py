@@ -33,17 +33,20 @@ def take_body(rows: int, num_parts: int) -> Any:
 
 def _turned(tile_KL: jax.Array, lane: Any) -> jax.Array:
     """Return the bits of one lane of a tile, side by side: int32 ``[1, K]``, without what extends a sign."""
+    height = tile_KL.shape[0]
     itemsize = jnp.dtype(tile_KL.dtype).itemsize
     if tile_KL.dtype == jnp.float32:
         bits_KL = lax.bitcast_convert_type(tile_KL, jnp.int32)
     else:
         bits_KL = tile_KL.astype(jnp.int32)
+    if height == 1:  # the compiler turns no single row
+        bits_KL = jnp.concatenate([bits_KL, bits_KL])
     is_taken_KL = lax.broadcasted_iota(jnp.int32, bits_KL.shape, 1) == lane
     bits_KL = jnp.where(is_taken_KL, bits_KL, 0)
     ones_RL = jnp.ones((_ROW_TILE, LANES), jnp.bfloat16)
-    found_RK = jnp.zeros((_ROW_TILE, tile_KL.shape[0]), jnp.int32)
+    found_RK = jnp.zeros((_ROW_TILE, bits_KL.shape[0]), jnp.int32)
     for byte in range(itemsize):
         one_KL = (lax.shift_right_logical(bits_KL, jnp.int32(_BYTE_BITS * byte)) & 255).astype(jnp.bfloat16)
         turned_RK = lax.dot_general(ones_RL, one_KL, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
         found_RK |= lax.shift_left(turned_RK.astype(jnp.int32), jnp.int32(_BYTE_BITS * byte))
-    return found_RK[:1]
+    return found_RK[:1, :height]

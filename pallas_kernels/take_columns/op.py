@@ -22,8 +22,8 @@ def take_columns(
     """Return the columns ``columns_T`` of each part ``[K, V]``, as rows ``[T, K]`` of its dtype, in the same bits.
 
     Parts are the codes, scales and minima of one table: integers of 4, 8 or 16 bits or float32, of one V and any K.
-    Columns are in ``[0, V)``. For each of them the kernel reads the tiles of 128 columns that hold it. ``rows`` of a
-    part are turned at once.
+    Columns are in ``[0, V)``. For each of them the kernel reads the tiles of 128 columns that hold it, so it is for a
+    step's tokens; 100,000 fill a v5e's scalar memory. ``rows`` of a part are turned at once.
     """
     columns_T = columns_T.astype(jnp.int32)
     _check(parts, columns_T)

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 
 
 def reference_columns(parts: Sequence[jax.Array], columns_T: jax.Array) -> list[jax.Array]:
     """Return the columns of each part ``[K, V]`` as rows ``[T, K]``."""
-    return [jnp.take(part, columns_T, axis=1).T for part in parts]
+    return [part.T[columns_T] for part in parts]

@@ -11,27 +11,6 @@ _PRODUCTS, _CHECKPOINTS = "tests/ops/test_few_bits.py", "tests/checkpoint/test_f
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
-        "tables have one scale a row beside kernels in groups of bytes",
-        "jaxinfer/ops/few_bits/formats.py",
-        "return self if self.bits == INT8.bits and self.group is not None and not self.levels else INT8",
-        "return INT8",
-        f"{_CHECKPOINTS}::test_eight_bits_in_groups_are_nearer_than_those_of_rows",
-    ),
-    Fault(
-        "tables are floats of 8 bits beside such kernels",
-        "jaxinfer/ops/few_bits/formats.py",
-        "self.group is not None and not self.levels else INT8",
-        "self.group is not None else INT8",
-        f"{_CHECKPOINTS}::test_eight_bits_in_groups_are_nearer_than_those_of_rows",
-    ),
-    Fault(
-        "a device adds its first or last row to tokens of another's part of a table",
-        "jaxinfer/ops/embedding.py",
-        "jnp.where((own_T == columns_T)[:, None], rows_TD, 0)",
-        "rows_TD",
-        "tests/parallel/on_devices/test_few_bits.py::test_each_device_reads_its_own_tokens_of_a_table_by_columns",
-    ),
-    Fault(
         "a kept program calls kernels of another version",
         "jaxinfer/ops/cpu_kernels/machine_code.py",
         "{pairs}_{_source_digest()}",

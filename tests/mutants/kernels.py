@@ -176,20 +176,6 @@ FAULTS: tuple[Fault, ...] = (
         f"{_TESTS}/test_cache_write.py::test_tokens_go_around_a_ring_and_padding_does_not",
     ),
     Fault(
-        "of scales that are taken out of a table the upper bytes are lost",
-        "pallas_kernels/take_columns/kernel.py",
-        "for byte in range(itemsize):",
-        "for byte in range(1):",
-        f"{_TESTS}/test_take_columns.py::test_columns_come_as_rows_in_their_own_bits",
-    ),
-    Fault(
-        "all columns of a tile are added to the one that is taken out of a table",
-        "pallas_kernels/take_columns/kernel.py",
-        "    bits_KL = jnp.where(is_taken_KL, bits_KL, 0)\n",
-        "",
-        f"{_TESTS}/test_take_columns.py::test_columns_come_as_rows_in_their_own_bits",
-    ),
-    Fault(
         "the first group's scale serves a whole tile of four-bit weights",
         "pallas_kernels/quant_matmul/kernel.py",
         "scale_ref[pl.ds(tile * parts + index, 1)]",

@@ -22,7 +22,7 @@ from jaxinfer.ops.few_bits.columns import (
 from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, INT8, MXFP4, TWO_OF_FOUR, UNSIGNED, Format, int4, nf4
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
-from jaxinfer.ops.matmul import linear
+from jaxinfer.ops.matmul import linear, product
 from pallas_kernels.grouped_matmul.codes import widened
 from tests.ops.test_few_bits import drawn
 from tests.toys import TINY_LLAMA, random_params
@@ -114,13 +114,30 @@ def test_a_layer_of_a_stack_is_multiplied(name):
     "name", ["Q8_0", *(pytest.param(each, marks=pytest.mark.slow) for each in ("int4", "Q6_K", "mxfp4", "halves"))]
 )
 def test_tokens_read_a_table_that_lies_by_columns(name):
-    """In the bits of the same table by rows, by the interpreted kernel and without one; ids end at the table's."""
-    table = jax.tree.map(jnp.asarray, drawn(np.random.default_rng(3), ALL[name], 150, 256))
-    ids = jnp.asarray([[0, 149, 127], [128, 150, -1]])
-    columns = by_columns(table)
-    for backend in (TPU, replace(TPU, kernels="reference"), replace(TPU, kernels="xla")):
-        found = jax.jit(embed, static_argnums=2)(columns, ids, backend)
-        np.testing.assert_array_equal(found, embed(table, ids, backend))
+    """In the bits of the same table by rows, by the interpreted kernel and without one; ids end at the table's.
+
+    A prompt's are read with the whole table.
+    """
+    table = jax.tree.map(jnp.asarray, drawn(np.random.default_rng(3), ALL[name], 1000, 256))
+    columns, run = by_columns(table), jax.jit(embed, static_argnums=2)
+    for ids in (jnp.asarray([[0, 999, 127], [128, 1000, -1]]), jnp.arange(1000)[None]):
+        for backend in (TPU, replace(TPU, kernels="reference"), replace(TPU, kernels="xla")):
+            np.testing.assert_array_equal(run(columns, ids, backend), embed(table, ids, backend))
+        is_kernel = "name=take_columns" in str(jax.make_jaxpr(run, static_argnums=2)(columns, ids, TPU))
+        assert is_kernel == (ids.size < 10)
+
+
+@pytest.mark.parametrize("name", ["Q8_0", pytest.param("int4", marks=pytest.mark.slow)])
+def test_logits_are_as_wide_as_their_sums(name):
+    """Not rounded to the bfloat16 that layers compute in."""
+    array = jax.tree.map(jnp.asarray, drawn(np.random.default_rng(4), ALL[name], 40, 256))
+    x = jax.random.normal(jax.random.key(1), (3, 256)).astype(jnp.bfloat16)
+    backend = replace(TPU, compute_dtype="bfloat16")
+    found = product(x, by_columns(array), backend)
+    assert found.dtype == jnp.float32
+    exact = np.asarray(x, np.float64) @ np.asarray(array.dequantize(), np.float64).T
+    assert np.abs(found - exact).max() < 1e-5 * exact.std()
+    assert linear(x, by_columns(array), None, backend).dtype == jnp.bfloat16
 
 
 @pytest.mark.exhaustive

@@ -80,6 +80,15 @@ def test_a_step_on_v5e_reads_the_tiles_of_its_tokens(v5e):
     assert kernel / 1.5e9 < 1.3 * schedule.memory_seconds
 
 
+@pytest.mark.slow
+@pytest.mark.tpu_compile
+@pytest.mark.parametrize("others", [(jnp.int16,), (jnp.int8, jnp.float32)])
+def test_one_scale_a_row_compiles(v5e, others):
+    """The compiler turns no matrix of one row, as scales are of rows of one group."""
+    case = take_case("one group", 64, 64, 1000, 3, jnp.int8, others)
+    assert v5e.schedule(case.function, case.arguments).operations
+
+
 @pytest.mark.exhaustive
 @pytest.mark.tpu_compile
 @pytest.mark.parametrize("chip", ["v4", "v5p", "v6e", "tpu7x"])

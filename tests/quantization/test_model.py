@@ -14,7 +14,8 @@ from jaxinfer.model_quantization import _own_texts, quantize
 from jaxinfer.models.decoder import Decoder, abstract_params, create_cache
 from jaxinfer.models.stacking import stack_params
 from jaxinfer.models.tapped_forward import tapped_forward
-from jaxinfer.ops.few_bits.formats import INT8
+from jaxinfer.ops.few_bits.formats import INT8, Format
+from jaxinfer.ops.few_bits.quantized_array import is_quantized
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 from jaxinfer.ops.masks import causal_ancestors
 from jaxinfer.quantization.calibration import quantize_layers
@@ -62,6 +63,13 @@ def test_a_quantized_model_is_nearer_to_itself_and_decodes_alike_by_every_strate
     plain, drafted = (chosen.generate([texts[0][:20]], strategy=name, **asked)[0]
                       for name in ("autoregressive", "prompt_lookup"))  # fmt: skip
     assert (plain.tokens, plain.logprobs) == (drafted.tokens, drafted.logprobs)
+
+
+@pytest.mark.slow
+def test_tables_are_in_the_groups_of_kernels_in_bytes(toy):
+    chosen = quantize(toy, "int8:group=32", **ASKED)
+    forms = {leaf.form for leaf in jax.tree.leaves(chosen.params, is_leaf=is_quantized) if is_quantized(leaf)}
+    assert forms == {Format(8, 32)}
 
 
 @pytest.mark.exhaustive

@@ -13,9 +13,10 @@ import pytest
 import jaxinfer
 from jaxinfer import LanguageModel
 from jaxinfer.errors import InvalidOption
+from jaxinfer.models.few_bits import in_few_bits
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.ops.embedding import embed
-from jaxinfer.ops.few_bits.columns import by_columns
+from jaxinfer.ops.few_bits.columns import ColumnArray, by_columns
 from jaxinfer.ops.few_bits.formats import GGUF_FORMATS, INT8, int4
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray, is_quantized
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
@@ -25,7 +26,7 @@ from tests.checkpoint.gguf.files import gguf_tensors, hf_tensors, write_gguf
 from tests.decoding.identity import keeps_bits
 from tests.decoding.rows import request, run
 from tests.parallel.on_devices.meshes import check_logits, on_mesh
-from tests.toys import write_tiny_llama
+from tests.toys import TINY_LLAMA, random_params, write_tiny_llama
 
 # Three key/value heads are four on two devices, and features fill up whole groups of each.
 SIZES = {"num_heads": 9, "num_kv_heads": 3, "head_dim": 32, "model_dim": 64, "ffn_dim": 128}
@@ -182,13 +183,28 @@ def test_groups_that_do_not_split_are_refused_in_one_line(tmp_path, weights, mes
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("vocabulary", [150, pytest.param(151, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("vocabulary", [1000, pytest.param(1001, marks=pytest.mark.slow)])
 def test_each_device_reads_its_own_tokens_of_a_table_by_columns(vocabulary):
     """To the bit; a vocabulary that does not split evenly is on every device."""
     numbers = np.random.default_rng(0).standard_normal((vocabulary, 128), np.float32)
     table = by_columns(round_to_nearest(numbers, GGUF_FORMATS["Q8_0"]))
-    ids = jnp.asarray([[0, 74, 75], [149, 7, 80]], jnp.int32)
+    ids = jnp.asarray([[0, 499, 500], [999, 7, 640]], jnp.int32)
     one = replace(choose_backend("float32", "cpu", kernels="interpret"), cpu_kernels=False)
     mesh = parse_mesh("data=2,tensor=2").build(jax.devices()[:4])
     found = jax.jit(embed, static_argnums=2)(table, ids, replace(one, mesh=mesh))
     np.testing.assert_array_equal(found, embed(table, ids, one))
+
+
+def test_a_model_that_lies_as_a_tpu_reads_it_goes_onto_a_mesh():
+    """Its vocabulary is padded there, and so are codes, scales and minima that lie by columns."""
+    config = replace(TINY_LLAMA, tied_embeddings=True, model_dim=128, ffn_dim=256, head_dim=32, num_heads=4)
+    backend = replace(choose_backend("float32", "cpu", kernels="reference"), cpu_kernels=False)
+    params = in_few_bits(random_params(config), replace(INT8, group=64), "weights")
+    assert params["embed"]["embedding"].form == replace(INT8, group=64)
+    one = LanguageModel(config, params, backend)
+    assert isinstance(one.params["embed"]["embedding"], ColumnArray)
+    mesh = parse_mesh("tensor=2").build(jax.devices()[:2])
+    two = LanguageModel(config, one.params, backend, mesh=mesh)
+    assert two.params["embed"]["embedding"].shape[0] % 256 == 0
+    expected, found = (np.asarray(lm.logits(TEXTS[:1])) for lm in (one, two))
+    assert np.abs(found - expected).max() < ROUNDED * expected.std()

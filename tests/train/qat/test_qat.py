@@ -1,5 +1,7 @@
 """A model that is trained for few bits is nearer to itself than a rounded one, and is saved as it was trained."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,6 +51,9 @@ def test_rounding_in_a_forward_pass_is_that_of_few_bits_and_gradients_pass_it(fo
     kernel = lm.params["blocks"]["mlp"]["up"]["kernel"]
     np.testing.assert_array_equal(found["blocks"]["mlp"]["up"]["kernel"], nearest_values(kernel, int4(32, True)))
     np.testing.assert_array_equal(found["embed"]["embedding"], nearest_values(lm.params["embed"]["embedding"], INT8))
+    in_groups = replace(INT8, group=32)
+    tables = (each["embed"]["embedding"] for each in (rounded(lm.params, in_groups), lm.params))
+    np.testing.assert_array_equal(next(tables), nearest_values(next(tables), in_groups))
     assert found["final_norm"]["scale"] is lm.params["final_norm"]["scale"]
     weights, factors = jax.random.normal(jax.random.key(0), (2, 4, 64))
     gradient = jax.grad(lambda one: jnp.sum(straight_through(one, int4(32, True)) * factors))(weights)
