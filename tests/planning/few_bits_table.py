@@ -1,8 +1,8 @@
-"""Decode in few bits on one v5e, by the TPU compiler: ``python -m tests.planning.few_bits_table [MODEL]``.
+"""Decode in few bits on one v5e, by the TPU compiler: ``python -m tests.planning.few_bits_table``.
 
 For each model, weights and batch it compiles a step and prints the bytes moved over the floor of the quantized weights
 and the cache, the time that memory takes for them, and the cycles of a layer's products, by the compiler's schedule, as
-a share of the time of their bytes. A row takes minutes.
+a share of the time of their bytes; a dash where these follow from what is known on the chip alone. A row takes minutes.
 """
 
 import argparse
@@ -12,17 +12,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxinfer.checkpoint.few_bits import parse_few_bits
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.ops.few_bits.columns import layer_of, maybe_by_columns
-from jaxinfer.ops.few_bits.formats import INT8, Format, int4
+from jaxinfer.ops.few_bits.formats import Format
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
 from jaxinfer.ops.matmul import linear
 from jaxinfer.planning.footprint import count_footprint, decode_floor
+from jaxinfer.planning.known_models import planned_config
 from pallas_kernels.chips import CHIPS
-from pallas_kernels.schedule import Compiler
+from pallas_kernels.schedule import Compiler, ScheduleError
 from tests.planning.test_few_bits import LENGTHS, MODELS, deployed, moved_bytes
 
-FORMS = {"int8": INT8, "int4:group=64": int4(64, False)}
+WEIGHTS = "int8", "int4:group=64"
 CHIP = CHIPS["v5e"]
 BACKEND = choose_backend("bfloat16", platform="tpu")
 
@@ -62,19 +64,28 @@ def product_share(compiler: Compiler, config: Any, form: Format, batch: int) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", choices=MODELS, help="default: all")
+    names = *MODELS, "smollm2-135m"
+    parser.add_argument("model", nargs="?", choices=names, help=f"default: {' and '.join(MODELS)}")
+    parser.add_argument("--weights", nargs="+", metavar="W", default=WEIGHTS, help="default: %(default)s")
     options = parser.parse_args()
     print("model | weights | rows x slots | moved / floor | memory's time | cycles of a layer's products")
     with Compiler("v5e") as compiler:
         for model in [options.model] if options.model else MODELS:
-            for weights, form in FORMS.items():
+            config = MODELS.get(model) or planned_config(model)
+            for weights in options.weights:
+                few_bits = parse_few_bits(weights)
+                assert few_bits is not None
+                assert few_bits.form is not None
                 for batch in (1, 8, 64):
                     slots = LENGTHS.get((model, batch), 1024)
-                    deployment = deployed(MODELS[model], weights, batch=batch, max_len=slots)
+                    deployment = deployed(config, weights, batch=batch, max_len=slots)
                     moved = moved_bytes(deployment.compile()["decode"])
                     ratio = moved / decode_floor(count_footprint(deployment))
-                    share = product_share(compiler, MODELS[model], form, batch)
-                    found = f"{ratio:.2f} | {1e3 * moved / CHIP.device_hbm_bytes_per_second:.1f} ms | {share:.2f}"
+                    try:
+                        share = f"{product_share(compiler, config, few_bits.form, batch):.2f}"
+                    except ScheduleError:
+                        share = "-"
+                    found = f"{ratio:.2f} | {1e3 * moved / CHIP.device_hbm_bytes_per_second:.1f} ms | {share}"
                     print(f"{model} | {weights} | {batch} x {slots} | {found}", flush=True)
 
 
