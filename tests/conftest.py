@@ -48,12 +48,15 @@ CACHE = "JAX_COMPILATION_CACHE_DIR"
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8
 # What a worker held when its programs were freed last.
 FREED = pytest.StashKey[int]()
+# The file of the test before.
+LAST = pytest.StashKey[Path]()
 # The files that take minutes, first, so that no worker is left alone with one at the end; and those that load the
 # default model, while workers hold little.
 LONG = (
     "test_on_devices.py",
     "test_exactness.py",
     "test_golden.py",
+    "test_shipped.py",
     "test_law.py",
     "test_parity.py",
     "test_strategies_compile.py",
@@ -110,19 +113,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     Without most optimisations they mean the same, and are ready sooner. A TPU's programs, full products and the real
     model's texts are compiled as for users.
     """
+    _free_programs(item)
     marked = {mark.name for mark in item.iter_markers()} & {"tpu_compile", "exhaustive", "optimised"}
     quick = not marked and bool(set(QUICK) & set(item.path.relative_to(item.config.rootpath).parts))
     jax.config.update("jax_disable_most_optimizations", quick)
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(quick)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Free programs once a worker holds much: without this it grows to several gigabytes."""
-    if sys.platform != "linux" or nextitem is None:
+def _free_programs(item: pytest.Item) -> None:
+    """Free programs once a worker holds much: without this it grows to several gigabytes.
+
+    Before a test and not after one, which holds its fixtures, models among them, until it has been reported.
+    """
+    stash = item.session.stash
+    last, stash[LAST] = stash.get(LAST, item.path), item.path
+    if sys.platform != "linux":
         return
-    held, stash = _resident_bytes(), item.session.stash
-    is_between_files = nextitem.path != item.path
+    held, is_between_files = _resident_bytes(), last != item.path
     is_much = held > MUCH_MEMORY and is_between_files
     if is_much or held > max(MUCH_MEMORY, stash.get(FREED, 0) + MUCH_GROWTH):
         if is_between_files:
