@@ -4,12 +4,14 @@ from tests.mutants.fault import Fault
 
 _STRATEGY, _FILES = "jaxinfer/decoding/strategies/eagle.py", "jaxinfer/checkpoint/drafters/eagle.py"
 _LAYER, _UNROLL, _LOSS = "jaxinfer/models/drafters/eagle.py", "train/eagle/unroll.py", "train/eagle/loss.py"
+_PIECES = "train/loop/position_pieces.py"
 _OF_DRAFTS = (
     "tests/decoding/strategies/test_eagle.py::"
     "test_it_drafts_what_the_published_module_does_after_others_drafts_were_taken[eagle3]"
 )
 _OF_FILES = "tests/decoding/strategies/test_eagle.py::test_what_is_no_drafter_for_the_model_is_refused_by_one_line"
 _OF_LOSS = "tests/train/eagle/test_loss.py::test_the_loss_is_that_of_drafting_along_each_text[False]"
+_OF_PIECES = "tests/train/loop/test_position_pieces.py::test_it_is_the_loss_and_the_gradient_of_all_at_once"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -92,6 +94,13 @@ FAULTS: tuple[Fault, ...] = (
         f"{_OF_FILES}[a further tensor]",
     ),
     Fault(
+        "on a CPU a drafter's layer keeps its own bits",
+        _STRATEGY,
+        "{name: matrices_in_four_bits(part, inner) for name, part",
+        "{name: part for name, part",
+        "tests/decoding/strategies/test_eagle.py::test_on_a_cpu_it_drafts_what_the_module_of_its_matrices_in_four_bits_does[3]",
+    ),
+    Fault(
         "training attends to no later step",
         _UNROLL,
         "own = weights[..., num_tokens + step]",
@@ -122,8 +131,36 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "training asks for tokens outside the draft vocabulary",
         _LOSS,
-        "valid_BT = asked_BT & ahead(is_known_BT, step + 1)",
+        "valid_BT = asked_BT & is_known_BT",
         "valid_BT = asked_BT",
         _OF_LOSS,
+    ),
+    Fault(
+        "a step is compared with the teacher of the token before",
+        _LOSS,
+        "ordered(ahead(hidden_BTD, -step - 1))",
+        "ordered(ahead(hidden_BTD, -step))",
+        _OF_LOSS,
+    ),
+    Fault(
+        "a loss in pieces ends with the last whole one",
+        _PIECES,
+        "(count + size - 1) // size",
+        "count // size",
+        f"{_OF_PIECES}[4-9]",
+    ),
+    Fault(
+        "a loss in pieces has gradients of one size whatever it is multiplied by",
+        _PIECES,
+        "(leaf * of_loss).astype",
+        "leaf.astype",
+        f"{_OF_PIECES}[4-9]",
+    ),
+    Fault(
+        "a new drafter takes the lowest features for the highest",
+        "train/eagle/start.py",
+        "jnp.eye(width, shape.fc_width, k=shape.fc_width - width)",
+        "jnp.eye(width, shape.fc_width)",
+        "tests/train/eagle/test_start.py::test_without_its_random_part_it_computes_what_the_last_layer_does",
     ),
 )

@@ -299,6 +299,27 @@ def test_gradients_are_those_of_xla():
         assert np.any(expected)
 
 
+@pytest.mark.parametrize("stacked", [1, 2])
+def test_gradients_of_products_of_bfloat16_are_those_of_float32_but_for_rounding(stacked):
+    """A matrix that is all there is, and a part of one of two."""
+    rng = np.random.default_rng(12)
+    count, width = (7, 96) if stacked == 1 else (6, 64)
+    stack, rows = drawn(rng, (stacked, 1, 7, 96)), drawn(rng, (1, 2, 5, width // 2))
+
+    def total(rows, stack):
+        return jnp.sum(jnp.sin(products.multiply(rows, stack, stacked - 1, count)))
+
+    def plain(rows, stack):
+        part_NCK = stack[stacked - 1, 0, :count, :width].reshape(count, 2, -1)
+        return jnp.sum(jnp.sin(jnp.einsum("bcmk,nck->bcmn", rows, part_NCK, precision="highest")))
+
+    narrow = [jnp.asarray(each, jnp.bfloat16) for each in (rows, stack)]
+    wide = [each.astype(jnp.float32) for each in narrow]
+    for found, wanted in zip(jax.grad(total, (0, 1))(*narrow), jax.grad(plain, (0, 1))(*wide)):
+        assert found.dtype == jnp.bfloat16
+        np.testing.assert_allclose(np.asarray(found, np.float32), wanted, rtol=2e-2, atol=2e-2 * np.abs(wanted).max())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_step_reads_weights_and_cache_where_they_lie(tmp_path, dtype):

@@ -9,18 +9,16 @@ import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.checkpoint.drafters.eagle import read_eagle
 from jaxinfer.errors import InvalidOption
 from jaxinfer.language_model import LanguageModel
-from jaxinfer.models.drafters.eagle import EagleShape, init_eagle, shape_for
+from jaxinfer.models.drafters.eagle import EagleShape, shape_for
 from jaxinfer.models.drafters.heads import vocabulary_rows
-from jaxinfer.models.model import Model
 from jaxinfer.notation import Params
 from train.arguments import (
     add_cache_argument,
@@ -42,8 +40,10 @@ from train.command import EXIT_INTERRUPTED, number, run_command
 from train.eagle.evaluation import EagleEvaluation
 from train.eagle.export import export_eagle
 from train.eagle.loss import EagleLoss
-from train.eagle.rows import EagleRows, RowSource
-from train.eagle.unroll import kept_layers, read_features
+from train.eagle.operations import step_operations
+from train.eagle.rows import RowSource
+from train.eagle.start import start
+from train.eagle.unroll import kept_layers
 from train.features.hidden_states import HiddenStates, cache_hidden_states, no_states
 from train.heads.loss import frequent_tokens, target_rows
 from train.loop.estimate import estimate
@@ -114,13 +114,23 @@ def run(options: argparse.Namespace) -> int:
         claim_folder(options.out, told)
     states = read_states(options, lm, examples, kept_layers(shape, lm.config.num_layers))
     task = plan(options, lm, examples, states, shape, params)
-    frozen = {"params": lm.params, "drafter": replicate(task.fixed, mesh)}
+    frozen, ids = {"params": lm.params, "drafter": replicate(task.fixed, mesh)}, task.fixed.get("ids")
     loss = EagleLoss(lm.programs.decoder, shape, options.steps, options.decay)
     ready = prepare(options, loss, task.params, task.source.count, lambda items, at: task.source.take(items), mesh)
     if options.dry_run:
-        print(*estimate(ready.step, ready.state, frozen, ready.batch_at(0), ready.num_steps), sep="\n")
+        operations = step_operations(
+            lm.config,
+            shape,
+            lm.config.vocab_size if ids is None else len(ids),
+            "output" in task.params,
+            options.steps,
+            options.batch_size * options.row_length,
+            options.row_length,
+            task.source.num_predicted / task.source.count * options.batch_size,
+            options.online,
+        )
+        print(*estimate(ready.step, ready.state, frozen, ready.batch_at(0), ready.num_steps, operations), sep="\n")
         return 0
-    ids = task.fixed.get("ids")
     rows_V = target_rows(lm.config.vocab_size, None if ids is None else np.asarray(ids).tolist())
     evaluation = EagleEvaluation(lm.programs.decoder, shape, frozen, task.held_out, rows_V, options.steps)
     settings = fit_settings(options, ready.num_steps, told)
@@ -187,34 +197,9 @@ def plan(
         tokens = np.concatenate([np.asarray(examples[at].tokens)[list(examples[at].mask)] for at in trained])
         always = [one for one in lm.eos_token_ids if one < lm.config.vocab_size][: options.draft_vocab]
         ids = frequent_tokens(tokens, lm.config.vocab_size, options.draft_vocab, always)
-    fixed, learned = start(lm, shape, ids, options.share_lm_head, jax.random.key(options.seed))
-    if not options.dry_run:
-        learned["fc"]["kernel"] = evened(
-            learned["fc"]["kernel"], lm, shape, source.take(np.arange(min(4, source.count)))
-        )
+    batch = None if options.dry_run else source.take(np.arange(min(4, source.count)))
+    fixed, learned = start(lm, shape, ids, options.share_lm_head, jax.random.key(options.seed), batch)
     return Task(source, held_out_source, shape, learned, fixed)
-
-
-def start(
-    lm: LanguageModel, shape: EagleShape, ids: list[int] | None, shares: bool, key: jax.Array
-) -> tuple[Params, Params]:
-    """Draw a drafter in float32 whose output matrix begins as the model's; return what is fixed and what is learned."""
-    learned = init_eagle(shape, None, key)
-    fixed: Params = {} if ids is None else {"ids": jnp.asarray(ids, jnp.int32)}
-    rows = jnp.arange(lm.config.vocab_size) if ids is None else fixed["ids"]
-    output = vocabulary_rows(lm.config, lm.params, rows)
-    if not shares:
-        learned["output"] = {"kernel": output["kernel"].astype(jnp.float32)}
-    elif ids is not None:
-        fixed["output"] = output
-    return fixed, learned
-
-
-def evened(kernel: Any, lm: LanguageModel, shape: EagleShape, batch: EagleRows) -> Any:
-    """Return ``fc`` as if all channels of the features were of one size: some are a thousand times others."""
-    model = Model(lm.programs.decoder, lm.params)
-    read_BTF = np.asarray(read_features(shape, model, batch).read_BTF, np.float32)[batch.segments_BT > 0]
-    return kernel / jnp.asarray(np.sqrt(np.mean(np.square(read_BTF), axis=0)) + 1e-6)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from jaxinfer.models.model import Model
 from jaxinfer.notation import Params
 from train.eagle.rows import EagleRows
 from train.eagle.unroll import ahead, is_asked, read_features, unroll
+from train.loop.position_pieces import loss_by_pieces
 from train.loop.step import Tally
 
 
@@ -38,24 +39,52 @@ class EagleLoss:
         model = Model(self.decoder, frozen["params"])
         features = jax.lax.stop_gradient(read_features(self.shape, model, batch))
         drafter = {**params, **frozen["drafter"]}
-        teacher_BTV = jax.lax.stop_gradient(model.logits(features.final_BTD)).astype(jnp.float32)
+        outputs = unroll(self.shape, model, drafter, features.read_BTF, batch, self.steps)
+        # By the place whose target distribution a step is to find, the places that are asked for first: it is computed
+        # once for all steps, and never for the tokens of prompts.
+        asked = [ahead(is_asked(batch, step), -step - 1) for step in range(self.steps)]
+        order_BT = jnp.argsort(~asked[0], axis=1, stable=True)
+
+        def ordered(array: Any) -> Any:
+            return jnp.take_along_axis(array, order_BT.reshape(*order_BT.shape, *[1] * (array.ndim - 2)), axis=1)
+
+        states = tuple(ordered(ahead(hidden_BTD, -step - 1)) for step, hidden_BTD in enumerate(outputs))
+        along = ordered(features.final_BTD), tuple(map(ordered, asked))
+        learned = {name: params[name] for name in ("final_norm", "output") if name in params}
+        count = jnp.max(jnp.sum(asked[0], axis=1, dtype=jnp.int32))
+        at_once = self._at_once(*order_BT.shape)
+        total, others = loss_by_pieces(self._piece, learned, states, frozen, along, count, at_once)
+        return Tally(total, jnp.sum(asked[0], dtype=jnp.float32), others)
+
+    def _at_once(self, batch: int, num_tokens: int) -> int:
+        """Return of how many places logits are held: those of few stay in a CPU's caches; all on a mesh."""
+        backend = self.decoder.backend
+        if backend.mesh is not None:
+            return batch * num_tokens
+        return 256 if backend.platform == "cpu" else 1024
+
+    def _piece(self, learned: Params, states: tuple[Any, ...], frozen: Params, along: Any) -> tuple[Any, Any]:
+        """Return the loss of some places, and the figures of each step."""
+        final_BTD, asked = along
+        model, drafter = Model(self.decoder, frozen["params"]), {**learned, **frozen["drafter"]}
+        teacher_BTV = model.logits(final_BTD).astype(jnp.float32)
         ids = drafter.get("ids")
         teacher_BTU = teacher_BTV if ids is None else teacher_BTV[..., ids]
-        is_known_BT = jnp.max(teacher_BTU, axis=-1) >= jnp.max(teacher_BTV, axis=-1)
+        most_BT = jnp.max(teacher_BTU, axis=-1)
         # Ties aside, that is: its likeliest token is one of the draft vocabulary.
-        best_BT, p_BTU = jnp.argmax(teacher_BTU, axis=-1), jax.nn.softmax(teacher_BTU)
-        total = count = jnp.float32(0)
-        others = {}
-        for step, hidden_BTD in enumerate(unroll(self.shape, model, drafter, features.read_BTF, batch, self.steps)):
-            asked_BT = is_asked(batch, step)
-            valid_BT = asked_BT & ahead(is_known_BT, step + 1)
-            log_q_BTU = jax.nn.log_softmax(draft_logits(self.shape, model, drafter, hidden_BTD).astype(jnp.float32))
-            losses_BT = -jnp.sum(ahead(p_BTU, step + 1) * log_q_BTU, axis=-1)
+        is_known_BT = most_BT >= jnp.max(teacher_BTV, axis=-1)
+        is_best_BTU, p_BTU = teacher_BTU >= most_BT[..., None], jax.nn.softmax(teacher_BTU)
+        total, others = jnp.float32(0), {}
+        for step, (hidden_BTD, asked_BT) in enumerate(zip(states, asked)):
+            valid_BT = asked_BT & is_known_BT
+            logits_BTU = draft_logits(self.shape, model, drafter, hidden_BTD).astype(jnp.float32)
+            # -p . log q, as p adds up to one.
+            losses_BT = jax.nn.logsumexp(logits_BTU, axis=-1) - jnp.sum(p_BTU * logits_BTU, axis=-1)
             loss = jnp.sum(jnp.where(valid_BT, losses_BT, 0))
             total += self.decay**step * loss
-            num_asked = jnp.sum(asked_BT, dtype=jnp.float32)
-            count = num_asked if step == 0 else count
-            hits_BT = valid_BT & (jnp.argmax(log_q_BTU, axis=-1) == ahead(best_BT, step + 1))
+            of_best_BT = jnp.max(jnp.where(is_best_BTU, logits_BTU, -jnp.inf), axis=-1)
+            hits_BT = valid_BT & (of_best_BT >= jnp.max(logits_BTU, axis=-1))
             others[f"step_{step}_loss"] = (loss, jnp.sum(valid_BT, dtype=jnp.float32))
+            num_asked = jnp.sum(asked_BT, dtype=jnp.float32)
             others[f"step_{step}_top1"] = (jnp.sum(hits_BT, dtype=jnp.float32), num_asked)
-        return Tally(total, count, others)
+        return total, others

@@ -43,14 +43,22 @@ def multiply(
     return multiply_by_each(rows_BCMK, (weights_LBSF,), layer, (outputs,))[0]
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
 def multiply_by_each(
     rows_BCMK: Float[Array, "B C M K"],
     weights: tuple[Float[Array, "L B _ _"], ...],
     layer: Int[Array, ""] | int,
     outputs: tuple[int, ...],
 ) -> tuple[Float[Array, "B C M _"], ...]:
-    """Return `multiply` for each of several weights, in one call, so that threads synchronise once."""
+    """Return `multiply` for each of several weights, in one call, so that threads synchronise once.
+
+    It has gradients, and no derivatives in forward mode: these could not be told how to round.
+    """
+    found: Any = _multiply_by_each(rows_BCMK, weights, layer, outputs)
+    return found
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _multiply_by_each(rows_BCMK: Any, weights: Any, layer: Any, outputs: tuple[int, ...]) -> tuple[Any, ...]:
     dtype = weights[0].dtype.name
     if any(each.dtype != dtype for each in weights):
         raise ValueError(f"weights of {', '.join(each.dtype.name for each in weights)} do not fit one another")
@@ -66,20 +74,51 @@ def multiply_by_each(
     return _call(name, build, dtype, rows_BCMK, weights, layer, outputs)
 
 
-@multiply_by_each.defjvp
-def _multiply_jvp(outputs: tuple[int, ...], primals: Any, tangents: Any) -> Any:
-    def reference(rows_BCMK: jax.Array, weights: tuple[jax.Array, ...], layer: Any) -> tuple[jax.Array, ...]:
-        _, groups, _, numbers = rows_BCMK.shape
+def _by_xla(
+    rows_BCMK: Any, weights: Any, layer: Any, outputs: tuple[int, ...]
+) -> tuple[tuple[Float[Array, "B C M _"], ...], Any]:
+    """Return values for training, and what their gradients take.
 
-        def multiply_by(stack_LBSF: jax.Array, count: int) -> jax.Array:
-            part_BNCK = stack_LBSF[layer, :, :count, : groups * numbers].reshape(-1, count, groups, numbers)
-            operands, precision = (rows_BCMK, part_BNCK.astype(rows_BCMK.dtype)), jax.lax.Precision.HIGHEST
-            return jnp.einsum("bcmk,bnck->bcmn", *operands, precision=precision, preferred_element_type=jnp.float32)
+    By XLA's products, as other kernels' derivatives: a program that needs these too would compute both, and a compiler
+    counts no operations of a foreign function.
+    """
+    parts = [_part_of(stack, rows_BCMK, layer, count) for stack, count in zip(weights, outputs)]
+    found = tuple(_einsum("bcmk,bnck->bcmn", rows_BCMK, part.astype(rows_BCMK.dtype)) for part in parts)
+    return found, (rows_BCMK, weights, layer)
 
-        return tuple(map(multiply_by, weights, outputs))
 
-    # Values too: training needs XLA's products for its gradients, and would compute the others beside them.
-    return jax.jvp(reference, primals, tangents)
+def _gradients(outputs: tuple[int, ...], operands: Any, gradients: Any) -> tuple[Any, Any, None]:
+    """Return the gradients of rows and weights by XLA's products.
+
+    Gradients are rounded to bfloat16 where the operands are: XLA would widen these to multiply both, at half the speed.
+    """
+    rows_BCMK, weights, layer = operands
+    dtype = jnp.bfloat16 if rows_BCMK.dtype == jnp.bfloat16 else jnp.float32
+    of_rows_BCMK, of_weights = jnp.zeros(rows_BCMK.shape, jnp.float32), []
+    for stack_LBSF, count, gradient_BCMN in zip(weights, outputs, gradients):
+        part_BNCK, gradient_BCMN = _part_of(stack_LBSF, rows_BCMK, layer, count), gradient_BCMN.astype(dtype)
+        of_rows_BCMK += _einsum("bcmn,bnck->bcmk", gradient_BCMN, part_BNCK.astype(dtype))
+        of_part_BNCK = _einsum("bcmn,bcmk->bnck", gradient_BCMN, rows_BCMK.astype(dtype)).astype(stack_LBSF.dtype)
+        if of_part_BNCK.size == stack_LBSF.size:
+            of_weights.append(of_part_BNCK.reshape(stack_LBSF.shape))
+        else:
+            # A whole stack for each of its layers: whoever trains stacks is to take a layer out first.
+            of_part_BSF = of_part_BNCK.reshape(*of_part_BNCK.shape[:2], -1)
+            place = layer, slice(None), slice(count), slice(of_part_BSF.shape[2])
+            of_weights.append(jnp.zeros_like(stack_LBSF).at[place].set(of_part_BSF))
+    return of_rows_BCMK.astype(rows_BCMK.dtype), tuple(of_weights), None
+
+
+_multiply_by_each.defvjp(_by_xla, _gradients)
+
+
+def _part_of(stack_LBSF: Any, rows_BCMK: Any, layer: Any, count: int) -> Float[Array, "B N C K"]:
+    _, groups, _, numbers = rows_BCMK.shape
+    return stack_LBSF[layer, :, :count, : groups * numbers].reshape(-1, count, groups, numbers)
+
+
+def _einsum(product: str, one: Any, other: Any) -> Any:
+    return jnp.einsum(product, one, other, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
 
 
 def _check_fit(rows_BCMK: jax.Array, stack_LBSF: jax.Array, outputs: int) -> None:

@@ -9,12 +9,16 @@ import optax
 import pytest
 
 import jaxinfer
+from jaxinfer.models.drafters.eagle import draft_logits
+from jaxinfer.models.drafters.heads import vocabulary_rows
+from jaxinfer.models.model import Model
 from tests.cache.test_features import expected
 from tests.decoding.fitted_eagle import random_eagle
 from tests.decoding.published_eagle import PublishedDrafter
 from tests.toys import encode_bytes, fable
 from train.eagle.loss import EagleLoss
 from train.eagle.rows import RowSource
+from train.eagle.unroll import ahead, is_asked, read_features, unroll
 from train.features.hidden_states import cache_hidden_states
 from train.loop.step import StepSettings, TrainState, train_step
 from train.texts.packing import Example, split_batch
@@ -99,6 +103,42 @@ def test_the_loss_is_that_of_drafting_along_each_text(lm, examples, sources, dra
     for step in range(STEPS):
         assert float(tally.others[f"step_{step}_top1"][1]) == counts[step]
         assert abs(float(tally.others[f"step_{step}_top1"][0]) - hits[step]) <= 1
+
+
+def plain_loss(decoder, shape, params, frozen, batch):
+    """The loss with the logits of all places at once, by the formula of `train.eagle.loss`."""
+    model, drafter = Model(decoder, frozen["params"]), {**params, **frozen["drafter"]}
+    features = read_features(shape, model, batch)
+    teacher_BTV, ids = model.logits(features.final_BTD), drafter.get("ids", jnp.arange(model.config.vocab_size))
+    p_BTU, is_known_BT = jax.nn.softmax(teacher_BTV[..., ids]), jnp.isin(jnp.argmax(teacher_BTV, axis=-1), ids)
+    total = 0.0
+    for step, hidden_BTD in enumerate(unroll(shape, model, drafter, features.read_BTF, batch, STEPS)):
+        log_q_BTU = jax.nn.log_softmax(draft_logits(shape, model, drafter, hidden_BTD))
+        losses_BT = -jnp.sum(ahead(p_BTU, step + 1) * log_q_BTU, axis=-1)
+        total += 0.8**step * jnp.sum(jnp.where(is_asked(batch, step) & ahead(is_known_BT, step + 1), losses_BT, 0))
+    return total
+
+
+@pytest.mark.parametrize(
+    ("has_ids", "shares"),
+    [(True, False), pytest.param(True, True, marks=pytest.mark.exhaustive), (False, True)],
+)
+def test_gradients_are_those_of_all_places_at_once(lm, sources, drafter, monkeypatch, has_ids, shares):
+    """Of a drafter that learns its output matrix, and of one that reads the model's; in pieces of six places."""
+    shape, params, _ = drafter
+    monkeypatch.setattr(EagleLoss, "_at_once", lambda *_: 6)
+    learned, frozen = parts(lm, params)
+    if shares:
+        del learned["output"]
+        output = vocabulary_rows(lm.config, lm.params, params["ids"])
+        frozen["drafter"] = {"ids": params["ids"], "output": output} if has_ids else {}
+    batch = sources[1].take(np.arange(2))
+    loss = EagleLoss(lm.programs.decoder, shape, STEPS)
+    found = jax.jit(jax.grad(lambda learned: loss(learned, frozen, batch).loss))(learned)
+    wanted = jax.jit(jax.grad(lambda learned: plain_loss(loss.decoder, shape, learned, frozen, batch)))(learned)
+    for one, other in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-4 * np.abs(other).max())
+        assert np.any(other)
 
 
 @pytest.mark.exhaustive
