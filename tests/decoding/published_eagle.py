@@ -32,6 +32,7 @@ def write_published(
     *,
     extras: Sequence[str] = (),
     seed: int = 0,
+    ffn: int = FFN,
     tensors: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> Path:
@@ -58,7 +59,7 @@ def write_published(
     made[f"{layer}self_attn.o_proj.weight"] = matrix(width, HEADS * HEAD_DIM)
     if "qk_norm" in extras:
         made |= {f"{layer}self_attn.{name}_norm.weight": vector(HEAD_DIM) for name in "qk"}
-    for name, sizes in (("gate", (FFN, width)), ("up", (FFN, width)), ("down", (width, FFN))):
+    for name, sizes in (("gate", (ffn, width)), ("up", (ffn, width)), ("down", (width, ffn))):
         made[f"{layer}mlp.{name}_proj.weight"] = matrix(*sizes)
     made[f"{layer}post_attention_layernorm.weight"] = vector(width)
     if num_features is None:
@@ -78,7 +79,7 @@ def write_published(
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_size": width,
-        "intermediate_size": FFN,
+        "intermediate_size": ffn,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
         "head_dim": HEAD_DIM,

@@ -8,15 +8,20 @@ import threading
 
 import pytest
 
-from jaxinfer.checkpoint.drafters.shipped import DRAFTERS
+from jaxinfer.checkpoint.drafters.shipped import DRAFTERS, FILES
 from jaxinfer.model_loading import DEFAULT_MODEL
 from train import medusa, prompts, recipe, ship
 from train.arguments import identity
 from train.data import __main__ as data
+from train.eagle import __main__ as eagle
 from train.streams import __main__ as streams
 
-COMMANDS = {module.__name__.removesuffix(".__main__"): module for module in (data, medusa, prompts, streams)}
-SHIPPED = {"heads": (ship.HEADS, "Hydra heads"), "streams": (ship.STREAMS, "streams")}
+COMMANDS = {module.__name__.removesuffix(".__main__"): module for module in (data, eagle, medusa, prompts, streams)}
+SHIPPED = {
+    "heads": (ship.HEADS, "Hydra heads"),
+    "streams": (ship.STREAMS, "streams"),
+    "eagle": (ship.EAGLE, "An EAGLE-3 drafter"),
+}
 
 
 def parse(command, *arguments):
@@ -27,9 +32,10 @@ def parse(command, *arguments):
 
 def write_drafters(folder, kind, weights):
     folder.mkdir(parents=True)
-    for name in (f"{kind}.json", "tree.json", "tree_64.json"):
+    description, learned = FILES[kind]
+    for name in (description, "tree.json", "tree_64.json"):
         (folder / name).write_text("[[0]]")
-    (folder / f"{kind}.safetensors").write_bytes(weights)
+    (folder / learned).write_bytes(weights)
     (folder / "README.md").write_text("# A card\n")
 
 
@@ -38,9 +44,9 @@ def test_every_step_is_a_command_and_all_its_drafters_are_put_into_place(tmp_pat
 
     def call(command, *arguments):
         told.append(parse(command, *arguments))
-        for kind, name in (("heads", "train.medusa"), ("streams", "train.streams")):
-            if command == name:
-                write_drafters(told[-1].out / kind, kind, b"new")
+        for kind, (recipe_of, _) in SHIPPED.items():
+            if command == recipe_of[0]:
+                write_drafters(told[-1].out / ("drafter" if kind == "eagle" else kind), kind, b"new")
         if command == "train.prompts":
             assert not told[-1].out.exists()  # it refuses a file that is there
             told[-1].out.write_text("{}\n")
@@ -60,14 +66,13 @@ def test_every_step_is_a_command_and_all_its_drafters_are_put_into_place(tmp_pat
     assert read == {"answers.jsonl", "self_answers.jsonl"} <= written
     for kind in SHIPPED:
         folder = place / DEFAULT_MODEL / kind
-        assert (folder / f"{kind}.safetensors").read_bytes() == b"new"
+        assert (folder / FILES[kind][1]).read_bytes() == b"new"
         card = (folder / "README.md").read_text()
         assert card.startswith("# A card\n\n## Data\n")
         assert "* 1 questions of GSM8K's training set (MIT)\n" in card
-        assert ("* 1 that the model wrote itself" in card) == (kind == "heads")
-        assert (
-            f"{2 if kind == 'heads' else 1} prompts in its chat template: {6 if kind == 'heads' else 3} tokens" in card
-        )
+        num_files = 1 if kind == "streams" else 2
+        assert ("* 1 that the model wrote itself" in card) == (num_files == 2)
+        assert f"{num_files} prompts in its chat template: {3 * num_files} tokens" in card
 
 
 @pytest.mark.parametrize("kind", SHIPPED)
@@ -86,11 +91,13 @@ def test_shipped_drafters_say_how_they_were_made(kind, tmp_path):
         assert stated[name] == str(told[name]), name
     assert title in card.splitlines()[0]
     assert "\n## Data\n" in card
-    assert json.loads((folder / f"{kind}.json").read_text())["base_fingerprint"] in card
+    assert json.loads((folder / FILES[kind][0]).read_text())["base_fingerprint"] in card
 
 
 def test_drafters_take_little_of_the_package():
-    assert sum(path.stat().st_size for path in DRAFTERS.rglob("*") if path.is_file()) <= 10e6
+    sizes = {path: path.stat().st_size for path in DRAFTERS.rglob("*") if path.is_file()}
+    assert sum(sizes.values()) <= 21e6
+    assert max(sizes.values()) <= 12e6
 
 
 def test_an_interrupted_step_may_end_in_its_own_time_and_a_mistake_is_told(tmp_path, monkeypatch):

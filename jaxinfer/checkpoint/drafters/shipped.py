@@ -1,4 +1,4 @@
-"""What heads and streams share on disk: drafters that come with the package, their fingerprints and their trees."""
+"""What drafters share on disk: drafters that come with the package, their fingerprints and their trees."""
 
 import json
 from collections.abc import Callable
@@ -10,18 +10,26 @@ from jaxinfer.errors import InvalidCheckpoint, InvalidOption
 TREE = "tree.json"
 # One folder per model, with one folder for each kind of drafter.
 DRAFTERS = Path(__file__).resolve().parents[2] / "drafters"
+# The files of each kind: the description, which names the base's fingerprint, and the weights.
+FILES = {
+    "heads": ("heads.json", "heads.safetensors"),
+    "streams": ("streams.json", "streams.safetensors"),
+    "eagle": ("config.json", "model.safetensors"),
+}
+_TITLES = {"eagle": "EAGLE drafters"}
 
 
 def shipped_folder(kind: str, fingerprint: Callable[[], str | None], train: str) -> Path:
-    """Return the folder of shipped drafters, of the kind ``heads`` or ``streams``, for the weights of a fingerprint.
+    """Return the folder of shipped drafters for the weights of a fingerprint.
 
-    Raises InvalidOption if there are none; ``train`` is the command that trains them.
+    ``kind`` is one of `FILES`. Raises InvalidOption if there are none; ``train`` is the command
+    that trains them.
     """
     if (folder := _shipped(kind, fingerprint)) is not None:
         return folder
     raise InvalidOption(
-        f"no {kind} come with the package for these weights ({fingerprint() or 'unknown'}): name a folder, "
-        f"heads=FOLDER, or train them with {train}"
+        f"no {_TITLES.get(kind, kind)} come with the package for these weights ({fingerprint() or 'unknown'}): name a "
+        f"folder, heads=FOLDER, or train them with {train}"
     )
 
 
@@ -31,7 +39,7 @@ def is_shipped(kind: str, fingerprint: Callable[[], str | None]) -> bool:
 
 
 def _shipped(kind: str, fingerprint: Callable[[], str | None]) -> Path | None:
-    for description in sorted(DRAFTERS.glob(f"*/{kind}/{kind}.json")):
+    for description in sorted(DRAFTERS.glob(f"*/{kind}/{FILES[kind][0]}")):
         if json.loads(description.read_bytes())["base_fingerprint"] == fingerprint():
             return description.parent
     return None

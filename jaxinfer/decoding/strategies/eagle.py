@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.checkpoint.drafters.eagle import read_eagle
-from jaxinfer.checkpoint.named_path import named_path
 from jaxinfer.decoding.drafting.growing_drafter import GrowingDrafter
 from jaxinfer.decoding.options import check_range
 from jaxinfer.decoding.programs import PREFILL_CHUNK
@@ -21,11 +20,12 @@ from jaxinfer.models.drafters.eagle import (
     EagleShape,
     create_eagle_cache,
     draft_logits,
+    drafter_backend,
     fused,
     next_embeddings,
     run_places,
 )
-from jaxinfer.models.drafters.four_bits import in_four_bits
+from jaxinfer.models.drafters.four_bits import matrices_in_four_bits
 from jaxinfer.models.drafters.heads import top_chances, vocabulary_rows
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Bool, Float, Int, Params
@@ -54,10 +54,11 @@ class _Drafted(NamedTuple):
 class Eagle(GrowingDrafter):
     """Draft with one layer that reads the target's features, and its own outputs where there are none yet.
 
-    ``heads`` is a folder of a drafter (`jaxinfer.checkpoint.drafters.eagle`), EAGLE-1, 2 or 3. ``tree`` is
-    ``dynamic:N`` for the N nodes that it finds likeliest at each step (EAGLE-2), of at most ``depth`` levels (0: more
-    for more nodes, up to 8), or a tree as in `TreeDrafter`. ``shape`` and ``params`` are a drafter at hand; ``growth``
-    is a dynamic tree itself.
+    ``heads`` is a folder of a drafter (`jaxinfer.checkpoint.drafters.eagle`), EAGLE-1, 2 or 3, by default the one that
+    comes with the package for the target's weights. ``tree`` is ``dynamic:N`` for the N nodes that it finds likeliest
+    at each step (EAGLE-2), of at most ``depth`` levels (0: more for more nodes, up to 8), or a tree as in
+    `TreeDrafter`. ``shape`` and ``params`` are a drafter at hand; ``growth`` is a dynamic tree itself. On a CPU all of
+    its matrices are rounded to four bits (`jaxinfer.models.drafters.four_bits`).
     """
 
     name: ClassVar[str] = "eagle"
@@ -93,12 +94,7 @@ class Eagle(GrowingDrafter):
         """Read the drafter and choose the tree; raises InvalidOption where they do not fit each other."""
         shape, params, folder = self.shape, self.params, None
         if shape is None or params is None:
-            if not self.heads:
-                raise InvalidOption(
-                    "eagle: name a drafter's folder, as in eagle:heads=FOLDER, or train one with "
-                    f"python -m {self.trainer}"
-                )
-            folder = named_path(self.heads)
+            folder = self.folder_for(target)
             shape, params = read_eagle(folder, target.config, target.backend, target.params, target.fingerprint)
         growth, paths = self._read_growth(target), ()
         if growth is None:
@@ -108,12 +104,13 @@ class Eagle(GrowingDrafter):
         self._check_ranks(shaped, len(params["ids"]) if "ids" in params else target.config.vocab_size)
         if shape.fuses and "ids" in params and "output" not in params:
             params = {**params, "output": vocabulary_rows(target.config, target.params, params["ids"])}
-        place, rest = target.partitioner, {name: value for name, value in params.items() if name != "output"}
-        placed = place.place(rest)
+        place, backend = target.partitioner, target.partitioner.partition(target.config, target.backend).backend
+        # It only drafts.
+        inner = drafter_backend(backend)
+        layer = {name: matrices_in_four_bits(part, inner) for name, part in params.items() if name != "output"}
+        placed = place.place(layer)
         if "output" in params:
-            # It only drafts.
-            backend = place.partition(target.config, target.backend).backend
-            output = {**params["output"], "kernel": in_four_bits(params["output"]["kernel"], backend)}
+            output = matrices_in_four_bits(params["output"], backend)
             placed |= place.place_heads({"output": output})
         return replace(shaped, params=placed)
 

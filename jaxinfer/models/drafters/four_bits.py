@@ -1,5 +1,6 @@
 """Matrices of drafters in four bits, which a CPU reads in less than a quarter of bfloat16's time; precise enough."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -43,3 +44,13 @@ def heads_in_four_bits(head_params: Params, backend: Backend) -> Params:
         return changed
 
     return {**part_in_four_bits(head_params), "heads": tuple(map(part_in_four_bits, head_params["heads"]))}
+
+
+def matrices_in_four_bits(params: Any, backend: Backend) -> Any:
+    """Return parameters with all that are called ``"kernel"`` as `in_four_bits` has them."""
+    if not isinstance(params, Mapping):
+        return params
+    return {
+        name: in_four_bits(value, backend) if name == "kernel" else matrices_in_four_bits(value, backend)
+        for name, value in params.items()
+    }

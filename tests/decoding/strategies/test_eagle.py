@@ -1,7 +1,7 @@
 """EAGLE drafts what the published modules would from the target's features, whoever drafted the tokens before."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,15 +13,19 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+import jaxinfer
 from jaxinfer import LanguageModel, SamplingParams
+from jaxinfer.checkpoint.drafters.eagle import _tensor_names
 from jaxinfer.decoding.batch import Request, RunningBatch
 from jaxinfer.decoding.registry import parse_strategy
+from jaxinfer.decoding.strategies import eagle as eagle_module
 from jaxinfer.decoding.strategies.eagle import Eagle
 from jaxinfer.decoding.strategies.sum_of_drafters import SumOfDrafters
 from jaxinfer.decoding.strategy import Proposal
 from jaxinfer.errors import CheckpointNotFound, InvalidCheckpoint, InvalidOption
 from jaxinfer.models.drafters.eagle import default_features, fused
 from jaxinfer.models.model import Model
+from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from tests.cache.test_features import expected
 from tests.decoding.fitted_eagle import fit_eagle
 from tests.decoding.fitted_heads import best_paths, multiplied
@@ -87,10 +91,10 @@ def _proposing(decoder: Any, strategy: Eagle) -> Any:
 
 
 def published_trees(
-    lm: LanguageModel, strategy: Eagle, texts: Sequence[Sequence[int]]
+    lm: LanguageModel, strategy: Eagle, texts: Sequence[Sequence[int]], rounded: Mapping[str, np.ndarray] = {}
 ) -> list[dict[tuple[int, ...], float]]:
-    """Return what the module of the strategy's folder drafts after texts."""
-    tensors = load_file(f"{strategy.heads}/model.safetensors")
+    """Return what the module of the strategy's folder drafts after texts, with some of its tensors ``rounded``."""
+    tensors = {**load_file(f"{strategy.heads}/model.safetensors"), **rounded}
     settings = json.loads(Path(strategy.heads, "config.json").read_text())
     tables = np.asarray(lm.params["embed"]["embedding"])
     features_BTF = expected(lm, [list(text) for text in texts], strategy.features)
@@ -129,8 +133,11 @@ def logits_of(lm: LanguageModel, output: Any, output_D: np.ndarray) -> np.ndarra
         pytest.param("whole", marks=pytest.mark.exhaustive),
     ],
 )
-def test_it_drafts_what_the_published_module_does_after_others_drafts_were_taken(trained_model, folders, name):
+def test_it_drafts_what_the_published_module_does_after_others_drafts_were_taken(
+    trained_model, folders, monkeypatch, name
+):
     """Rows of different lengths, one of them hardly begun; a step takes up to six tokens that it did not draft."""
+    monkeypatch.setattr(eagle_module, "matrices_in_four_bits", lambda params, backend: params)
     spec = f"eagle:heads={folders[name]},tree=dynamic:8,depth=3+prompt_lookup:num_draft_tokens=6,min_ngram=1"
     strategy = trained_model.resolve(parse_strategy(spec))
     assert isinstance(strategy, SumOfDrafters)
@@ -146,6 +153,33 @@ def test_it_drafts_what_the_published_module_does_after_others_drafts_were_taken
             assert len(drafted.keys() & wanted.keys()) >= 6  # chances that are equal may change places
             for path in drafted.keys() & wanted.keys():
                 np.testing.assert_allclose(drafted[path], wanted[path], rtol=2e-2)
+
+
+@pytest.mark.parametrize("num_features", [3, pytest.param(None, marks=pytest.mark.exhaustive)])
+def test_on_a_cpu_it_drafts_what_the_module_of_its_matrices_in_four_bits_does(
+    tiny_llama_folder, tmp_path, num_features
+):
+    """EAGLE-3 and EAGLE-1: but for the rows, which are rounded too, and what that makes of near ties."""
+    lm = jaxinfer.load(tiny_llama_folder())
+    width, vocab_size = lm.config.model_dim, lm.config.vocab_size
+    folder = write_published(tmp_path / "d", width, vocab_size, num_features, IDS if num_features else (), ffn=64)
+    strategy: Any = lm.resolve(f"eagle:heads={folder},tree=dynamic:8,depth=3")
+    rounded = {}
+    for name, (tensor, _) in _tensor_names(strategy.shape, "midlayer." if num_features else "layers.0.").items():
+        *parts, last = name.split(".")
+        if last == "kernel":
+            node: Any = strategy.params
+            for part in parts:
+                node = node[part]
+            assert isinstance(node["kernel"], QuantizedArray), name
+            assert node["kernel"].form.bits == 4
+            rounded[tensor] = np.asarray(node["kernel"].dequantize())
+    batch = run_some(lm, strategy, 4)
+    found = drafts_of(lm, strategy, batch, batch._memory)
+    for drafted, wanted in zip(found, published_trees(lm, strategy, texts_of(batch), rounded)):
+        assert len(drafted.keys() & wanted.keys()) >= 5
+        for path in drafted.keys() & wanted.keys():
+            np.testing.assert_allclose(drafted[path], wanted[path], atol=0.08)
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +289,7 @@ def test_features_are_normed_before_they_are_joined_as_the_file_says(trained_mod
 
 def test_what_is_missing_is_told(trained_model, folders, tmp_path):
     for spec, message in (
-        ("eagle", "name a drafter's folder, as in eagle:heads=FOLDER"),
+        ("eagle", "no EAGLE drafters come with the package for these weights .*: name a folder, heads=FOLDER"),
         (f"eagle:heads={folders['eagle3']},tree=77.1", "asks for rank 76"),
         (f"eagle:heads={folders['eagle3']},tree=dynamic:400,depth=2", "grow at most"),
     ):

@@ -38,6 +38,7 @@ def plain(lm, prompts):
     ("strategy", "pace"),
     [
         pytest.param("medusa", 1.4, marks=pytest.mark.slow),
+        pytest.param("eagle", 1.4, marks=pytest.mark.slow),
         pytest.param("streams", 1.3, marks=pytest.mark.exhaustive),
         pytest.param("streams+prompt_lookup", 1.3, marks=pytest.mark.exhaustive),
     ],
