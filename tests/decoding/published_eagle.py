@@ -1,7 +1,7 @@
 """EAGLE drafters in the layouts in which they are published, and what such modules compute, in NumPy."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,10 @@ def write_published(
 
 
 class PublishedDrafter:
-    """A drafter over one text: the target's features ``[T, F]`` of its first T tokens, of which one more is known."""
+    """A drafter over one text: the target's features ``[T, F]`` of its first T tokens, of which one more is known.
+
+    ``rounded`` is what becomes of rows before they are multiplied by a matrix.
+    """
 
     def __init__(
         self,
@@ -111,20 +114,24 @@ class PublishedDrafter:
         features_TF: np.ndarray,
         text: Sequence[int],
         settings: Mapping[str, Any] | None = None,
+        rounded: Callable[[Any], np.ndarray] = np.asarray,
     ) -> None:
-        self._tensors, self._settings = {}, settings or {}
+        self._tensors, self._settings, self._rounded = {}, settings or {}, rounded
         for name, array in tensors.items():
             short = name.removeprefix("model.").removeprefix("midlayer.").removeprefix("layers.0.")
             self._tensors[short] = array
         self._fuses, self._table_VD = "hidden_norm.weight" in self._tensors, table_VD
         length = len(text) - 1
         features_TF = self._before_fc(features_TF)
-        inputs_TD = features_TF[:length] @ self._tensors["fc.weight"].T if self._fuses else features_TF[:length]
+        inputs_TD = self._times("fc", features_TF[:length]) if self._fuses else features_TF[:length]
         self._keys, self._values = np.zeros((0, KV_HEADS, HEAD_DIM)), np.zeros((0, KV_HEADS, HEAD_DIM))
         self._length, self._last_D = length, np.zeros(0)
         for at in range(length):
             self._last_D, *held = self._run(text[at + 1], inputs_TD[at], at, self._keys, self._values)
             self._keys, self._values = held
+
+    def _times(self, name: str, rows: Any) -> np.ndarray:
+        return self._rounded(rows) @ self._tensors[f"{name}.weight"].T
 
     def _before_fc(self, features_TF: np.ndarray) -> np.ndarray:
         if "input_norm.weight" in self._tensors:
@@ -153,10 +160,10 @@ class PublishedDrafter:
             read = np.concatenate(parts)
             residual_D = parts[1] if self._settings.get("norm_before_residual") else input_D
         else:
-            read = residual_D = found["fc.weight"] @ np.concatenate([embedded_D, input_D]) + found["fc.bias"]
+            read = residual_D = self._times("fc", np.concatenate([embedded_D, input_D])) + found["fc.bias"]
 
         def heads(name: str, norm: str | None) -> np.ndarray:
-            flat = found[f"self_attn.{name}_proj.weight"] @ read + found.get(f"self_attn.{name}_proj.bias", 0)
+            flat = self._times(f"self_attn.{name}_proj", read) + found.get(f"self_attn.{name}_proj.bias", 0)
             split = flat.reshape(-1, HEAD_DIM)
             if norm is None:
                 return split
@@ -171,11 +178,11 @@ class PublishedDrafter:
             scores_S = keys[:, group] @ query_H * HEAD_DIM**-0.5
             weights_S = np.exp(scores_S - scores_S.max())
             mixed.append(weights_S @ values[:, group] / weights_S.sum())
-        hidden_D = residual_D + found["self_attn.o_proj.weight"] @ np.concatenate(mixed)
+        hidden_D = residual_D + self._times("self_attn.o_proj", np.concatenate(mixed))
         normed_D = _normed(hidden_D, found["post_attention_layernorm.weight"])
-        gate_F = found["mlp.gate_proj.weight"] @ normed_D
-        inner_F = gate_F / (1 + np.exp(-gate_F)) * (found["mlp.up_proj.weight"] @ normed_D)
-        output_D = hidden_D + found["mlp.down_proj.weight"] @ inner_F
+        gate_F = self._times("mlp.gate_proj", normed_D)
+        inner_F = gate_F / (1 + np.exp(-gate_F)) * self._times("mlp.up_proj", normed_D)
+        output_D = hidden_D + self._times("mlp.down_proj", inner_F)
         if self._settings.get("norm_output"):
             output_D = _normed(output_D, found["norm.weight"])
         return output_D, keys, values

@@ -98,7 +98,7 @@ FAULTS: tuple[Fault, ...] = (
         _STRATEGY,
         "{name: matrices_in_four_bits(part, inner) for name, part",
         "{name: part for name, part",
-        "tests/decoding/strategies/test_eagle.py::test_on_a_cpu_it_drafts_what_the_module_of_its_matrices_in_four_bits_does[3]",
+        "tests/decoding/strategies/test_eagle.py::test_on_a_cpu_it_drafts_what_the_module_does_with_matrices_in_four_bits[3]",
     ),
     Fault(
         "training attends to no later step",

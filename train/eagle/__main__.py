@@ -17,6 +17,7 @@ import numpy as np
 from jaxinfer.checkpoint.drafters.eagle import read_eagle
 from jaxinfer.errors import InvalidOption
 from jaxinfer.language_model import LanguageModel
+from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.drafters.eagle import EagleShape, shape_for
 from jaxinfer.models.drafters.heads import vocabulary_rows
 from jaxinfer.notation import Params
@@ -40,7 +41,6 @@ from train.command import EXIT_INTERRUPTED, number, run_command
 from train.eagle.evaluation import EagleEvaluation
 from train.eagle.export import export_eagle
 from train.eagle.loss import EagleLoss
-from train.eagle.operations import step_operations
 from train.eagle.rows import RowSource
 from train.eagle.start import start
 from train.eagle.unroll import kept_layers
@@ -48,6 +48,7 @@ from train.features.hidden_states import HiddenStates, cache_hidden_states, no_s
 from train.heads.loss import frequent_tokens, target_rows
 from train.loop.estimate import estimate
 from train.loop.fit import claim_folder, fit_and_draw
+from train.loop.operations import forward_operations
 from train.loop.placement import build_mesh, place_base, replicate
 from train.loop.progress import step_progress
 from train.loop.step import cast_floats
@@ -118,17 +119,7 @@ def run(options: argparse.Namespace) -> int:
     loss = EagleLoss(lm.programs.decoder, shape, options.steps, options.decay)
     ready = prepare(options, loss, task.params, task.source.count, lambda items, at: task.source.take(items), mesh)
     if options.dry_run:
-        operations = step_operations(
-            lm.config,
-            shape,
-            lm.config.vocab_size if ids is None else len(ids),
-            "output" in task.params,
-            options.steps,
-            options.batch_size * options.row_length,
-            options.row_length,
-            task.source.num_predicted / task.source.count * options.batch_size,
-            options.online,
-        )
+        operations = count_operations(options, lm.config, task)
         print(*estimate(ready.step, ready.state, frozen, ready.batch_at(0), ready.num_steps, operations), sep="\n")
         return 0
     rows_V = target_rows(lm.config.vocab_size, None if ids is None else np.asarray(ids).tolist())
@@ -142,6 +133,27 @@ def run(options: argparse.Namespace) -> int:
     drafter = {**result.params, **({} if ids is None else {"ids": ids})}
     export_eagle(options, lm, base, shape, drafter, result, accuracies, task.source.num_predicted)
     return 0
+
+
+def count_operations(options: argparse.Namespace, target: DecoderConfig, task: Task) -> float:
+    """Return the floating-point operations of a step, whose loss is a loop, which compilers count once.
+
+    What is learned is multiplied three times, forwards and for the gradients of inputs and weights; what is fixed,
+    twice.
+    """
+    config, width = task.shape.config, task.shape.config.model_dim
+    num_tokens = options.batch_size * options.row_length
+    num_asked = task.source.num_predicted / task.source.count * options.batch_size
+    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    # Queries, keys and values read the embedding and the features.
+    layer = width * (2 * (heads + 2 * kv_heads) + heads + 3 * config.ffn_dim) + 2 * options.row_length * heads
+    rows = len(task.fixed["ids"]) if "ids" in task.fixed else target.vocab_size
+    output = rows * width * (3 if "output" in task.params else 2)
+    teacher = target.vocab_size * (target.embedding_dim or target.model_dim)
+    of_tokens = 3 * (options.steps * layer + task.shape.fc_width * width)
+    drafting = 2.0 * (num_tokens * of_tokens + num_asked * (options.steps * output + teacher))
+    online = forward_operations(target, num_tokens, options.row_length, 0.0) if options.online else 0.0
+    return drafting + online
 
 
 def read_drafter(options: argparse.Namespace, lm: LanguageModel) -> tuple[EagleShape, Params | None]:

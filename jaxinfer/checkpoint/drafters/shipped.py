@@ -22,8 +22,7 @@ _TITLES = {"eagle": "EAGLE drafters"}
 def shipped_folder(kind: str, fingerprint: Callable[[], str | None], train: str) -> Path:
     """Return the folder of shipped drafters for the weights of a fingerprint.
 
-    ``kind`` is one of `FILES`. Raises InvalidOption if there are none; ``train`` is the command
-    that trains them.
+    ``kind`` is one of `FILES`. Raises InvalidOption if there are none; ``train`` is the command that trains them.
     """
     if (folder := _shipped(kind, fingerprint)) is not None:
         return folder

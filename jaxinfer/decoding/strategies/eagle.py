@@ -32,8 +32,8 @@ from jaxinfer.notation import Array, Bool, Float, Int, Params
 from jaxinfer.ops.masks import causal_ancestors, visible_slots
 from jaxinfer.ops.rows import take_rows
 
-# How deep published trees are.
-_DEEPEST = 8
+# How deep published trees are, and how deep those of a device on which each level's pass takes more time than it gains.
+_DEEPEST, _DEEPEST_OF_FEW = 8, 3
 # How many nodes are drafted for each one that a bounded sum verifies, as of a tree of ranks.
 _CHOICE = 1.25
 
@@ -56,9 +56,9 @@ class Eagle(GrowingDrafter):
 
     ``heads`` is a folder of a drafter (`jaxinfer.checkpoint.drafters.eagle`), EAGLE-1, 2 or 3, by default the one that
     comes with the package for the target's weights. ``tree`` is ``dynamic:N`` for the N nodes that it finds likeliest
-    at each step (EAGLE-2), of at most ``depth`` levels (0: more for more nodes, up to 8), or a tree as in
-    `TreeDrafter`. ``shape`` and ``params`` are a drafter at hand; ``growth`` is a dynamic tree itself. On a CPU all of
-    its matrices are rounded to four bits (`jaxinfer.models.drafters.four_bits`).
+    at each step (EAGLE-2), of at most ``depth`` levels (0: more for more nodes, up to 8; on a CPU 3, unless a tree is
+    named), or a tree as in `TreeDrafter`. ``shape`` and ``params`` are a drafter at hand; ``growth`` is a dynamic tree
+    itself. On a CPU all of its matrices are rounded to four bits (`jaxinfer.models.drafters.four_bits`).
     """
 
     name: ClassVar[str] = "eagle"
@@ -221,11 +221,13 @@ class Eagle(GrowingDrafter):
         num_nodes = read_growth(self.tree or self.default_tree)
         if num_nodes is None:
             return None
+        deepest = _DEEPEST
         if not self.tree:
             few = few_nodes(target)
+            deepest = _DEEPEST if few is None else _DEEPEST_OF_FEW
             # A sum chooses among a few more than it verifies.
             num_nodes = 1 + math.ceil((self.sum_nodes - 1) * _CHOICE) if self.sum_nodes else few or num_nodes
-        depth = self.depth or min(_DEEPEST, num_nodes.bit_length() + 1)
+        depth = self.depth or min(deepest, num_nodes.bit_length() + 1)
         return check_growth(Growth(num_nodes, min(depth, num_nodes - 1)))
 
     def _check_ranks(self, shaped: "Eagle", rows: int) -> None:
