@@ -72,7 +72,7 @@ def mix(data: Path, count: int, seed: int, shares: Mapping[str, float]) -> list[
 
 def _math(data: Path, rng: Any) -> Iterator[str]:
     for record in read_records(data / "tasks" / "gsm8k_train.jsonl"):
-        yield record.fields["question"]
+        yield record.text("question")
 
 
 def _sql(data: Path, rng: Any) -> Iterator[str]:
@@ -83,7 +83,7 @@ def _sql(data: Path, rng: Any) -> Iterator[str]:
         "{table}\nWhich SQL statement would tell me this: {question} Explain it briefly.",
     )
     for record in read_records(data / "tasks" / "wikisql" / "train.jsonl"):
-        table, _, rest = record.fields["text"].partition("\nQ: ")
+        table, _, rest = record.text("text").partition("\nQ: ")
         yield str(rng.choice(forms)).format(table=table, question=rest.partition("\nA: ")[0].strip())
 
 

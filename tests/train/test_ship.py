@@ -20,7 +20,7 @@ COMMANDS = {module.__name__.removesuffix(".__main__"): module for module in (dat
 SHIPPED = {
     "heads": (ship.HEADS, "Hydra heads"),
     "streams": (ship.STREAMS, "streams"),
-    "eagle": (ship.EAGLE, "An EAGLE-3 drafter"),
+    "eagle": (ship.EAGLE_MORE, "An EAGLE-3 drafter"),
 }
 
 
@@ -63,15 +63,21 @@ def test_every_step_is_a_command_and_all_its_drafters_are_put_into_place(tmp_pat
     written = {options.out.name for options in told}
     trained = [options for options in told if isinstance(vars(options).get("data"), list)]
     read = {path.name for options in trained for path in options.data}
-    assert read == {"answers.jsonl", "self_answers.jsonl"} <= written
+    first, more = ["answers.jsonl", "self_answers.jsonl"], ["more_answers.jsonl", "task_answers.jsonl"]
+    more.append("more_self_answers.jsonl")
+    assert read == {*first, *more} <= written
+    begun, gone_on = [options for options in trained if "steps" in options and "online" in options]
+    assert [path.name for path in begun.data] == first
+    assert gone_on.init == begun.out / "drafter"
+    assert [path.name for path in gone_on.data] == more
     for kind in SHIPPED:
         folder = place / DEFAULT_MODEL / kind
         assert (folder / FILES[kind][1]).read_bytes() == b"new"
         card = (folder / "README.md").read_text()
         assert card.startswith("# A card\n\n## Data\n")
-        assert "* 1 questions of GSM8K's training set (MIT)\n" in card
-        num_files = 1 if kind == "streams" else 2
-        assert ("* 1 that the model wrote itself" in card) == (num_files == 2)
+        num_files = {"streams": 1, "heads": 2, "eagle": 5}[kind]
+        assert f"* {3 if num_files == 5 else 1} questions of GSM8K's training set (MIT)\n" in card
+        assert (f"* {num_files // 2} that the model wrote itself" in card) == (num_files > 1)
         assert f"{num_files} prompts in its chat template: {3 * num_files} tokens" in card
 
 
@@ -87,7 +93,7 @@ def test_shipped_drafters_say_how_they_were_made(kind, tmp_path):
     )
     given = {part[2:].replace("-", "_") for part in command if part.startswith("--")}
     assert given <= stated.keys()
-    for name in (stated.keys() & told.keys()) - {"data", "data_digests"}:
+    for name in (stated.keys() & told.keys()) - {"data", "data_digests", "init"}:
         assert stated[name] == str(told[name]), name
     assert title in card.splitlines()[0]
     assert "\n## Data\n" in card

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxinfer.errors import InvalidOption
 from train.data.passages import about_passages
 from train.texts.records import read_records
 
@@ -87,12 +88,16 @@ def instruction(data: Path, rng: Any) -> Iterator[str]:
     """Yield instructions, with their input if they have one."""
     for name in ("seed_tasks", "user_oriented_instructions"):
         for record in read_records(data / "tasks" / "self_instruct" / f"{name}.jsonl"):
-            for instance in record.fields["instances"][:2]:
-                yield f"{record.fields['instruction']}\n\n{_shorten(instance['input'], _WORDS_OF_ARTICLE)}".strip()
+            try:
+                inputs = [str(instance["input"]) for instance in record.fields["instances"][:2]]
+            except (KeyError, TypeError):
+                raise InvalidOption(f"{record.where}: needs 'instances' with an 'input' each") from None
+            for given in inputs:
+                yield f"{record.text('instruction')}\n\n{_shorten(given, _WORDS_OF_ARTICLE)}".strip()
 
 
 def _t0(data: Path, name: str) -> list[str]:
-    return [record.fields["prompt"] for record in read_records(data / "tasks" / "t0" / f"{name}.jsonl")]
+    return [record.text("prompt") for record in read_records(data / "tasks" / "t0" / f"{name}.jsonl")]
 
 
 def _shorten(text: str, most: int) -> str:

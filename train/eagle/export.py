@@ -35,7 +35,13 @@ def export_eagle(
     rows = len(drafter["ids"]) if "ids" in drafter else lm.config.vocab_size
     card = describe(
         options.model,
-        {**identity(options), "base": base, "features": list(shape.layers), "draft_vocabulary": rows},
+        {
+            **identity(options),
+            "init": None if options.init is None else options.init.name,
+            "base": base,
+            "features": list(shape.layers),
+            "draft_vocabulary": rows,
+        },
         result,
         ranks,
         expected,

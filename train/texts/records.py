@@ -16,6 +16,13 @@ class Record(NamedTuple):
     where: str
     fields: Mapping[str, Any]
 
+    def text(self, name: str) -> str:
+        """Return a field that has to be text; raises InvalidOption where it is not."""
+        value = self.fields.get(name)
+        if not isinstance(value, str):
+            raise InvalidOption(f"{self.where}: needs text in {name!r}")
+        return value
+
 
 def read_records(path: Path) -> list[Record]:
     """Read a whole file; raises InvalidOption, with file and line, for an empty line or one without a JSON object."""
