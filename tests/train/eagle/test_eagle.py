@@ -1,14 +1,19 @@
 """From a base model to an EAGLE-3 drafter that drafts for it: the command as a user runs it, on a tiny model."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxinfer.models.fingerprint import fingerprint
+from tests.parallel.devices import several
 from tests.toys import fable
 from train.command import run_command
 from train.eagle import __main__ as eagle
@@ -106,6 +111,7 @@ def test_training_goes_on_with_a_drafter_and_computes_features_in_its_steps(trai
     same = ("--model", trained_folder, "--data", texts, "--out", tmp_path / "run", "--held-out", 0.1)
     assert train_eagle(*same, *options, "--init", run / "drafter", "--learning-rate", 1e-6) == 0
     assert not (tmp_path / "run" / "hidden_states").exists()
+    assert "* init: drafter\n" in (tmp_path / "run" / "drafter" / "README.md").read_text()
     before, after = (json.loads((each / "drafter" / "accuracies.json").read_text()) for each in (run, tmp_path / "run"))
     np.testing.assert_allclose(np.array(before)[:, 0], np.array(after)[:, 0], atol=0.05)
 
@@ -133,3 +139,29 @@ def test_a_dry_run_prints_what_a_run_takes(trained_folder, trained_model, texts,
     least = 2 * 8 * 512 * 5 * 3 * mlp / 1e9
     assert least < float(re.search(r"operations: ([\d.]+) GFLOP a step", said)[1]) < 10 * least
     assert not (tmp_path / "run").exists()
+
+
+MESH = """
+import sys
+from tests.train.eagle.test_eagle import train_eagle
+for mesh, parts in (("data=1", 1), ("data=2", 2)):
+    arguments = [*sys.argv[2:], "--out", f"{sys.argv[1]}/{mesh}", "--cache", f"{sys.argv[1]}/states"]
+    assert train_eagle(*arguments, "--mesh", mesh, "--microbatches", parts) == 0
+"""
+
+
+@pytest.mark.slow
+def test_a_mesh_changes_nothing_but_rounding(trained_folder, texts, tmp_path):
+    """Batches split over two devices and in two parts, against one of each."""
+    options = (*DRAFTER, "--share-lm-head", "--held-out", 0.1, "--eval-every", 2, "--epochs", 6)
+    command = [sys.executable, "-c", MESH, str(tmp_path), "--model", trained_folder, "--data", texts, *options]
+    environment = {**os.environ, **several(2)}
+    folder = Path(__file__).parents[3]
+    subprocess.run(list(map(str, command)), env=environment, cwd=folder, check=True, stderr=subprocess.DEVNULL)
+    plain, split = (
+        [[value for name, value in sorted(line.items()) if name == "loss" or "top1" in name] for line in lines]
+        for lines in (read_metrics(tmp_path / mesh / "metrics.jsonl") for mesh in ("data=1", "data=2"))
+    )
+    assert len([line for line in plain if line]) >= 3
+    for one, other in zip(plain, split, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-3)
