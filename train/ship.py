@@ -21,7 +21,7 @@ from train.recipe import call
 from train.texts.records import read_records
 
 ASKED = ("train.prompts", "--count", "4000", "--seed", "0")
-ASKED_MORE = ("train.prompts", "--count", "1200", "--seed", "5")
+ASKED_MORE = ("train.prompts", "--count", "600", "--seed", "5")
 TASKS = ("train.prompts", "--mixture", "tasks", "--count", "2700", "--seed", "0")
 SELF_WRITTEN = ("train.data", "prompts", "--dtype", "bfloat16", "--count", "1200")
 ANSWERS = ("train.data", "distill", "--dtype", "bfloat16", "--max-new-tokens", "160")
@@ -46,6 +46,7 @@ EAGLE = (
 EAGLE_MORE = (
     *("train.eagle", "--dtype", "bfloat16", "--compute-dtype", "bfloat16", "--steps", "4", "--epochs", "1.5"),
     *("--batch-size", "4", "--learning-rate", "1e-3", "--warmup", "0.05", "--held-out", "0.02", "--eval-every", "100"),
+    *("--draft-vocab", "32768"),
 )
 
 # The source of each category's prompts.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.checkpoint.drafters.eagle import read_eagle
@@ -69,7 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--init", metavar="FOLDER", type=Path, help="go on with this EAGLE-3 drafter (default: a new one)"
     )
     drafter.add_argument(
-        "--draft-vocab", metavar="N", type=whole, help="draft only the N most frequent tokens (default: all)"
+        "--draft-vocab",
+        metavar="N",
+        type=whole,
+        help="draft only the N most frequent tokens (default: all, or those of --init)",
     )
     drafter.add_argument("--share-lm-head", action="store_true", help="use the base model's output matrix")
     loss = parser.add_argument_group("loss")
@@ -102,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
     if options.online:
         refuse_changed(options, add_arguments, "features on disk, which --online keeps none of", ("cache",))
     if options.init is not None:
-        refuse_changed(options, add_arguments, "a new drafter, not to --init", ("draft_vocab", "share_lm_head"))
+        refuse_changed(options, add_arguments, "a new drafter, not to --init", ("share_lm_head",))
     rows = check_batch(options)
     lm = load_base(options, weights=options.weights)
     examples = read_data(options, lm, options.row_length)
@@ -167,6 +171,8 @@ def read_drafter(options: argparse.Namespace, lm: LanguageModel) -> tuple[EagleS
     is_plain = is_plain and not shape.feature_norms and not shape.norm_output
     if not shape.fuses or shape.norm_before_residual or "embedding" in params or not is_plain:
         raise InvalidOption(f"--init {options.init}: is no plain EAGLE-3 drafter, which is all that is trained")
+    if options.draft_vocab is not None and "output" in params:
+        raise InvalidOption(f"--init {options.init}: has an output matrix for its own tokens; leave out --draft-vocab")
     return shape, params
 
 
@@ -198,20 +204,30 @@ def plan(
     for name, found in (("train on", source), ("judge by", held_out_source)):
         if not found.count:
             raise InvalidOption(f"no text has the three tokens that it takes to {name}: give longer ones")
+    ids = draft_vocabulary(options, lm, [examples[at] for at in trained])
     if params is not None:
-        fixed = {name: params[name] for name in ("ids",) if name in params}
-        learned = cast_floats({name: value for name, value in params.items() if name not in fixed}, "float32")
+        kept = params.get("ids") if options.draft_vocab is None else ids
+        fixed: Params = {} if kept is None else {"ids": jnp.asarray(kept, jnp.int32)}
+        learned = cast_floats({name: value for name, value in params.items() if name != "ids"}, "float32")
         if "ids" in fixed and "output" not in params:
             fixed["output"] = vocabulary_rows(lm.config, lm.params, fixed["ids"])
         return Task(source, held_out_source, shape, learned, fixed)
-    ids = None
-    if options.draft_vocab is not None and options.draft_vocab < lm.config.vocab_size:
-        tokens = np.concatenate([np.asarray(examples[at].tokens)[list(examples[at].mask)] for at in trained])
-        always = [one for one in lm.eos_token_ids if one < lm.config.vocab_size][: options.draft_vocab]
-        ids = frequent_tokens(tokens, lm.config.vocab_size, options.draft_vocab, always)
     batch = None if options.dry_run else source.take(np.arange(min(4, source.count)))
     fixed, learned = start(lm, shape, ids, options.share_lm_head, jax.random.key(options.seed), batch)
     return Task(source, held_out_source, shape, learned, fixed)
+
+
+def draft_vocabulary(options: argparse.Namespace, lm: LanguageModel, examples: list[Example]) -> list[int] | None:
+    """Return the tokens that the texts predict most often, ends of a text among them; None for all tokens.
+
+    Of those that they predict equally often, never included, the ones that are more frequent in prompts go first.
+    """
+    if options.draft_vocab is None or options.draft_vocab >= lm.config.vocab_size:
+        return None
+    tokens = np.concatenate([np.asarray(example.tokens) for example in examples])
+    predicted = np.concatenate([np.asarray(example.mask) for example in examples])
+    always = [one for one in lm.eos_token_ids if one < lm.config.vocab_size][: options.draft_vocab]
+    return frequent_tokens(tokens, lm.config.vocab_size, options.draft_vocab, always, predicted)
 
 
 if __name__ == "__main__":

@@ -177,8 +177,14 @@ def target_rows(vocab_size: int, draft_ids: Sequence[int] | None) -> np.ndarray:
     return rows_V
 
 
-def frequent_tokens(tokens: np.ndarray, vocab_size: int, count: int, always: Sequence[int] = ()) -> list[int]:
-    """Return the ``count`` most frequent tokens, including ``always``; ties go to the lowest id."""
-    frequency_V = np.bincount(tokens, minlength=vocab_size).astype(np.int64)
-    frequency_V[list(always)] = len(tokens) + 1
+def frequent_tokens(
+    tokens: np.ndarray, vocab_size: int, count: int, always: Sequence[int] = (), counts: np.ndarray | None = None
+) -> list[int]:
+    """Return the ``count`` most frequent tokens, including ``always``; ties go to the lowest id.
+
+    With bools ``counts`` those that it leaves out only decide ties, before ids do.
+    """
+    weights = None if counts is None else np.where(counts, len(tokens) + 1, 1)
+    frequency_V = np.bincount(tokens, weights, vocab_size).astype(np.int64)
+    frequency_V[list(always)] = np.iinfo(np.int64).max
     return sorted(np.argsort(-frequency_V, kind="stable")[:count].tolist())

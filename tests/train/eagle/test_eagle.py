@@ -116,12 +116,35 @@ def test_training_goes_on_with_a_drafter_and_computes_features_in_its_steps(trai
     np.testing.assert_allclose(np.array(before)[:, 0], np.array(after)[:, 0], atol=0.05)
 
 
+@pytest.mark.slow
+def test_a_drafter_without_an_output_matrix_goes_on_with_other_tokens(
+    trained_model, trained_folder, texts, run, tmp_path, capsys
+):
+    same = ("--model", trained_folder, "--data", texts, "--held-out", 0.1, *DRAFTER[:2], *DRAFTER[4:], "--epochs", 1)
+    few, more, all_of_them = tmp_path / "few", tmp_path / "more", tmp_path / "all"
+    features = ("--cache", tmp_path / "features")
+    assert train_eagle(*same, *features, "--out", few, "--draft-vocab", 40, "--share-lm-head") == 0
+    for out, size in ((more, 60), (all_of_them, 10**6)):
+        assert train_eagle(*same, *features, "--out", out, "--init", few / "drafter", "--draft-vocab", size) == 0
+    begun, found = (load_file(folder / "drafter" / "model.safetensors") for folder in (few, more))
+    ids, other = (set((np.arange(len(one["d2t"])) + one["d2t"]).tolist()) for one in (begun, found))
+    assert (len(ids), len(other)) == (40, 60)
+    assert ids < other
+    assert "lm_head.weight" not in found
+    whole = load_file(all_of_them / "drafter" / "model.safetensors")["d2t"]
+    assert (len(whole), np.abs(whole).max()) == (trained_model.config.vocab_size, 0)
+    capsys.readouterr()
+    own = ("--out", tmp_path / "none", "--init", run / "drafter", "--draft-vocab", 40)
+    assert train_eagle(*same, *features, *own) == 2
+    assert "has an output matrix for its own tokens" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--online", "--cache", "x"), "--cache belongs to features on disk"),
         (("--init", "nowhere"), "no such folder of an EAGLE drafter"),
-        (("--init", "nowhere", "--draft-vocab", 9), "--draft-vocab belongs to a new drafter"),
+        (("--init", "nowhere", "--share-lm-head"), "--share-lm-head belongs to a new drafter"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(trained_folder, texts, tmp_path, capsys, options, message):
