@@ -1,7 +1,7 @@
 """Prompts that a chat model writes itself, for data distillation: training its drafters then needs no data set.
 
 A chat model has learned what its users ask. Given its template up to the start of the user's text, it continues with
-such a text (Magpie, Xu et al. 2024, arXiv:2406.08464). Draw ``n`` is sampled with seed ``seed + n``, so the same
+such a text (Magpie, Xu et al. 2024, arXiv:2406.08464). Draw ``n`` is sampled with a seed of its own, so the same
 options give the same prompts, even if the run is interrupted.
 """
 
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", metavar="T", type=number(float, 0), default=1.0, help="default: %(default)s")
     parser.add_argument("--top-p", metavar="P", type=number(float, 0, 1), default=0.95, help="default: %(default)s")
     parser.add_argument(
-        "--seed", metavar="N", type=number(int, 0, 2**30), default=0, help="draw N uses seed + N (default: 0)"
+        "--seed", metavar="N", type=number(int, 0, 2**30), default=0, help="another one gives other prompts (default: 0)"
     )
 
 
@@ -99,6 +99,11 @@ def _common_start(texts: Sequence[str]) -> str:
     return "".join(letters[0] for letters in takewhile(lambda letters: len(set(letters)) == 1, zip(*texts)))
 
 
+def seed_of(seed: int, draw: int) -> int:
+    """Return the seed of a draw: far from those of other seeds, which would give the same prompts."""
+    return (seed * 0x9E3779B1 + draw) % 2**31
+
+
 def write_prompts(
     lm: LanguageModel, opening: str, draws: range, sampling: SamplingParams, max_new_tokens: int
 ) -> Iterator[tuple[int, str]]:
@@ -107,7 +112,7 @@ def write_prompts(
     results = lm.generate(
         [opening_ids] * len(draws),
         max_new_tokens=max_new_tokens,
-        sampling=[dataclasses.replace(sampling, seed=sampling.seed + draw) for draw in draws],
+        sampling=[dataclasses.replace(sampling, seed=seed_of(sampling.seed, draw)) for draw in draws],
         batch_size=len(draws),
     )
     for draw, result in zip(draws, results, strict=True):
