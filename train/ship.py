@@ -23,7 +23,8 @@ from train.texts.records import read_records
 ASKED = ("train.prompts", "--count", "4000", "--seed", "0")
 ASKED_MORE = ("train.prompts", "--count", "600", "--seed", "5")
 TASKS = ("train.prompts", "--mixture", "tasks", "--count", "2700", "--seed", "0")
-SELF_WRITTEN = ("train.data", "prompts", "--dtype", "bfloat16", "--count", "1200")
+SELF_WRITTEN = ("train.data", "prompts", "--dtype", "bfloat16", "--count", "1200", "--seed", "0")
+SELF_WRITTEN_MORE = ("train.data", "prompts", "--dtype", "bfloat16", "--count", "800", "--seed", "1")
 ANSWERS = ("train.data", "distill", "--dtype", "bfloat16", "--max-new-tokens", "160")
 HEADS = (
     *("train.medusa", "--dtype", "float32", "--hydra", "--inner", "768", "--heads", "4", "--share-lm-head"),
@@ -83,11 +84,15 @@ def run(options: argparse.Namespace) -> int:
     """Create prompts, answers and drafters, and copy the drafters to their folder."""
     work, place = options.work, options.to / DEFAULT_MODEL
     work.mkdir(parents=True, exist_ok=True)
-    first = [answer(options, ASKED, ""), answer_itself(options, 0, "")]
+    first = [answer(options, ASKED, ""), answer_itself(options, SELF_WRITTEN, "")]
     call(*HEADS, "--data", *first, "--out", work / "heads_run")
     call(*STREAMS, "--data", first[0], "--out", work / "streams_run")
     call(*EAGLE, "--data", *first, "--out", work / "eagle_run")
-    more = [answer(options, ASKED_MORE, "more_"), answer(options, TASKS, "task_"), answer_itself(options, 1, "more_")]
+    more = [
+        answer(options, ASKED_MORE, "more_"),
+        answer(options, TASKS, "task_"),
+        answer_itself(options, SELF_WRITTEN_MORE, "more_"),
+    ]
     begun = work / "eagle_run" / "drafter"
     call(*EAGLE_MORE, "--init", begun, "--data", *more, "--out", work / "eagle_more_run")
     ship(work / "heads_run" / "heads", place / "heads", "heads", first)
@@ -108,10 +113,10 @@ def answer(options: argparse.Namespace, asked: Sequence[str], kind: str) -> Path
     return answers
 
 
-def answer_itself(options: argparse.Namespace, seed: int, kind: str) -> Path:
+def answer_itself(options: argparse.Namespace, written: Sequence[str], kind: str) -> Path:
     """Let the model write prompts and answer them; return the file with the answers."""
     prompts, answers = (options.work / f"{kind}self_{name}.jsonl" for name in ("prompts", "answers"))
-    call(*SELF_WRITTEN, "--seed", seed, "--out", prompts)
+    call(*written, "--out", prompts)
     call(*ANSWERS, "--prompts", prompts, "--out", answers)
     return answers
 

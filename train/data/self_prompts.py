@@ -41,7 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", metavar="T", type=number(float, 0), default=1.0, help="default: %(default)s")
     parser.add_argument("--top-p", metavar="P", type=number(float, 0, 1), default=0.95, help="default: %(default)s")
     parser.add_argument(
-        "--seed", metavar="N", type=number(int, 0, 2**30), default=0, help="another one gives other prompts (default: 0)"
+        "--seed",
+        metavar="N",
+        type=number(int, 0, 2**30),
+        default=0,
+        help="another one gives other prompts (default: 0)",
     )
 
 

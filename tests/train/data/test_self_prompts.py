@@ -8,7 +8,7 @@ import pytest
 import jaxinfer
 from train.command import run_command
 from train.data import __main__ as data
-from train.data.self_prompts import around_user_text
+from train.data.self_prompts import around_user_text, seed_of
 
 # What a user says stands between "The " and a full stop, as in the text that the model has learned.
 TEMPLATE = "{{ bos_token }}{% for message in messages %}The {{ message.content }}.\n{% endfor %}"
@@ -109,3 +109,8 @@ def test_a_model_that_writes_no_prompt_is_told(chat_folder, tmp_path, capsys, mo
     other = with_template(chat_folder, "{{ messages[0].content }}", tmp_path / "other")
     assert prompts("--model", other, "--out", tmp_path / "b.jsonl") == 2
     assert "has nothing before a user's text" in capsys.readouterr().err
+
+
+def test_no_two_seeds_share_a_draw():
+    """The seeds of draws once followed each other, and the prompts of seed 1 were those of seed 0 but one."""
+    assert len({seed_of(seed, draw) for seed in range(100) for draw in range(5000)}) == 100 * 5000
