@@ -184,7 +184,8 @@ def frequent_tokens(
 
     With bools ``counts`` those that it leaves out only decide ties, before ids do.
     """
-    weights = None if counts is None else np.where(counts, len(tokens) + 1, 1)
-    frequency_V = np.bincount(tokens, weights, vocab_size).astype(np.int64)
+    frequency_V = np.bincount(tokens, minlength=vocab_size).astype(np.int64)
+    if counts is not None:
+        frequency_V += (len(tokens) + 1) * np.bincount(tokens[counts], minlength=vocab_size)
     frequency_V[list(always)] = np.iinfo(np.int64).max
     return sorted(np.argsort(-frequency_V, kind="stable")[:count].tolist())
