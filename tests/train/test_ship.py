@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import signal
 import threading
 
@@ -52,7 +53,9 @@ def test_every_step_is_a_command_and_all_its_drafters_are_put_into_place(tmp_pat
             told[-1].out.write_text("{}\n")
         if command == "train.data":
             answer = {"category": "self-written" if "self" in told[-1].out.name else "math", "tokens": [1, 2, 3]}
-            told[-1].out.write_text(json.dumps(answer) + "\n")
+            own = {**answer, "prompt_tokens": [len(told)]}
+            come_again = {**answer, "category": "chat", "prompt_tokens": [0]}
+            told[-1].out.write_text("".join(json.dumps(each) + "\n" for each in (own, come_again)))
 
     monkeypatch.setattr(ship, "call", call)
     (tmp_path / "work").mkdir()
@@ -78,7 +81,8 @@ def test_every_step_is_a_command_and_all_its_drafters_are_put_into_place(tmp_pat
         num_files = {"streams": 1, "heads": 2, "eagle": 5}[kind]
         assert f"* {3 if num_files == 5 else 1} questions of GSM8K's training set (MIT)\n" in card
         assert (f"* {num_files // 2} that the model wrote itself" in card) == (num_files > 1)
-        assert f"{num_files} prompts in its chat template: {3 * num_files} tokens" in card
+        assert "* 1 tasks and questions of this project's own\n" in card  # which is in every file
+        assert f"{num_files + 1} prompts in its chat template: {3 * num_files + 3} tokens" in card
 
 
 @pytest.mark.parametrize("kind", SHIPPED)
@@ -93,8 +97,12 @@ def test_shipped_drafters_say_how_they_were_made(kind, tmp_path):
     )
     given = {part[2:].replace("-", "_") for part in command if part.startswith("--")}
     assert given <= stated.keys()
-    for name in (stated.keys() & told.keys()) - {"data", "data_digests", "init"}:
+    told_by_the_run = {"data", "data_digests", *(("init", "share_lm_head") if kind == "eagle" else ())}
+    for name in (stated.keys() & told.keys()) - told_by_the_run:
         assert stated[name] == str(told[name]), name
+    if kind == "eagle":
+        assert re.fullmatch("[0-9a-f]{12}", stated["init"])
+        assert stated["share_lm_head"] == "True"
     assert title in card.splitlines()[0]
     assert "\n## Data\n" in card
     assert json.loads((folder / FILES[kind][0]).read_text())["base_fingerprint"] in card

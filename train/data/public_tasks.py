@@ -1,45 +1,50 @@
 """Prompts of everyday tasks from public data sets: news, questions with and without a text, translation, instructions.
 
-A folder has, under ``tasks/t0``, the samples of T0's training tasks that the repository ``yizhongw/self-instruct`` on
-GitHub publishes (CNN/DailyMail, XSum, AdversarialQA, Quoref, ROPES, HotpotQA, CommonsenseQA), under
-``tasks/self_instruct`` that repository's own ``seed_tasks.jsonl`` and ``user_oriented_instructions.jsonl``, and under
-``text`` the sentences of the German treebank GSD, ``de_gsd-ud-dev.conllu`` and ``de_gsd-ud-test.conllu``.
+A folder has, under ``tasks/t0``, samples of T0's training tasks (CNN/DailyMail, XSum, AdversarialQA, Quoref, ROPES,
+HotpotQA, CommonsenseQA): files of ``data/finetuning/t0_train_50k/data_per_template`` in the repository
+``yizhongw/self-instruct`` on GitHub. Under ``tasks/self_instruct`` it has that repository's ``seed_tasks.jsonl`` and
+``user_oriented_instructions.jsonl``, and under ``text`` the German treebank GSD of Universal Dependencies:
+``de_gsd-ud-dev.conllu`` and ``de_gsd-ud-test.conllu``.
 """
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxinfer.errors import InvalidOption
 from train.data.passages import about_passages
 from train.texts.records import read_records
 
-# Longer than this, an article costs more time than it teaches.
-_WORDS_OF_ARTICLE = 280
+# Longer than this, a text costs more time than it teaches.
+_MOST_WORDS = 280
+_END_OF_SENTENCE = r"[.?!][\"'”’)]*(?=\s|$)"
+
+
+class _Pair(NamedTuple):
+    question: str
+    text: str
 
 
 def news(data: Path, rng: Any) -> Iterator[str]:
-    """Yield prompts to summarize news."""
+    """Yield prompts to summarize news, two for each article."""
     forms = (
-        "Summarize: {article}",
         "Summarize: {article}",
         "Summarize this news article in a few sentences.\n\n{article}",
         "{article}\n\nTL;DR:",
         "Write a headline and a short summary for this article: {article}",
         "What happened, and who was involved?\n\n{article}",
     )
-    articles = [text.partition("\n\n")[2] for text in _t0(data, "cnn_dailymail_3_0_0_news_summary")]
-    articles += [text.removeprefix("Summarize: ") for text in _t0(data, "xsum_summarize_DOC")]
-    for article in articles:
-        cut = _shorten(article, _WORDS_OF_ARTICLE)
-        # Two of the forms for each: the answers differ.
+    found = _t0(data, "cnn_dailymail_3_0_0_news_summary", r"Summarise the article:\n\n(?P<text>.+)")
+    found += _t0(data, "xsum_summarize_DOC", r"Summarize: (?P<text>.+)")
+    for one in found:
+        article = shorten(one["text"])
         for form in rng.choice(len(forms), 2, replace=False):
-            yield forms[form].format(article=cut)
+            yield forms[form].format(article=article)
 
 
 def reading(data: Path, rng: Any) -> Iterator[str]:
-    """Yield questions with the text that answers them, and tasks on these texts."""
+    """Yield questions on texts, each with its text, and tasks on these texts; long texts are cut."""
     forms = (
         "{text}\n\nBased on the passage above, can you answer the question: {question}",
         "{text}\n\n{question}",
@@ -47,41 +52,41 @@ def reading(data: Path, rng: Any) -> Iterator[str]:
         "Answer the question with the help of the text.\n\nText: {text}\n\nQuestion: {question}",
         "{question}\n\n{text}",
     )
-    pairs = []
+    found = []
     for name in ("dbert", "dbidaf", "droberta"):
-        for prompt in _t0(data, f"adversarial_qa_{name}_question_context_answer"):
-            found = re.fullmatch(r'Question: "(.*?)"\s+Context: "(.*)"\s+Answer:\s*', prompt, re.S)
-            if found:
-                pairs.append((found[1], found[2]))
-    for prompt in _t0(data, "quoref_Given_Context_Answer_Question"):
-        asked, _, text = prompt.partition("\n\n")
-        pairs.append((asked, text.partition("\n\n")[2]))
-    for prompt in _t0(data, "ropes_plain_no_background"):
-        text, _, asked = prompt.strip().rpartition("\n\n")
-        pairs.append((asked, text))
-    for asked, text in pairs:
-        yield str(rng.choice(forms)).format(question=asked, text=_shorten(text, _WORDS_OF_ARTICLE))
-    texts = list(dict.fromkeys(_shorten(text, _WORDS_OF_ARTICLE) for _, text in pairs))
+        quoted = r'Question: "(?P<question>.+?)"\s+Context: "(?P<text>.+)"\s+Answer:\s*'
+        found += _t0(data, f"adversarial_qa_{name}_question_context_answer", quoted)
+    asked = r"(?P<question>.+?)\n\nAnswer the above question based on the context below:\n\n(?P<text>.+)"
+    found += _t0(data, "quoref_Given_Context_Answer_Question", asked)
+    found += _t0(data, "ropes_plain_no_background", r"(?P<text>.+)\n\n(?P<question>.+?)\s*")
+    pairs = [_Pair(one["question"], shorten(one["text"])) for one in found]
+    for pair in pairs:
+        yield str(rng.choice(forms)).format(**pair._asdict())
+    texts = list(dict.fromkeys(pair.text for pair in pairs))
     yield from about_passages(texts, rng)
     yield from about_passages(texts, rng)
 
 
 def question(data: Path, rng: Any) -> Iterator[str]:
     """Yield questions on general knowledge, without a text."""
-    for prompt in _t0(data, "kilt_tasks_hotpotqa_straighforward_qa"):
-        yield prompt.strip()
-    for prompt in _t0(data, "commonsense_qa_answer_given_question_without_options"):
-        yield prompt.partition("\n")[2].strip()
+    name = "commonsense_qa_answer_given_question_without_options"
+    found = _t0(data, "kilt_tasks_hotpotqa_straighforward_qa", r"(?P<question>.+?)\s*")
+    for one in found + _t0(data, name, r"Answer the following question:\n(?P<question>.+?)\s*"):
+        yield one["question"]
 
 
 def translation(data: Path, rng: Any) -> Iterator[str]:
     """Yield German sentences to translate."""
-    forms = ("Translate German to English: {text}",) * 3 + ("Translate this into English.\n{text}",)
+    forms, shares = ("Translate German to English: {text}", "Translate this into English.\n{text}"), (0.75, 0.25)
     for part in ("dev", "test"):
-        treebank = (data / "text" / f"de_gsd-ud-{part}.conllu").read_text(encoding="utf-8")
+        path = data / "text" / f"de_gsd-ud-{part}.conllu"
+        try:
+            treebank = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise InvalidOption(f"{path}: not UTF-8 text; convert the file to UTF-8") from None
         for text in re.findall("^# text = (.*)", treebank, re.M):
             if 5 <= len(text.split()) <= 40:
-                yield str(rng.choice(forms)).format(text=text)
+                yield str(rng.choice(forms, p=shares)).format(text=text)
 
 
 def instruction(data: Path, rng: Any) -> Iterator[str]:
@@ -93,17 +98,29 @@ def instruction(data: Path, rng: Any) -> Iterator[str]:
             except (KeyError, TypeError):
                 raise InvalidOption(f"{record.where}: needs 'instances' with an 'input' each") from None
             for given in inputs:
-                yield f"{record.text('instruction')}\n\n{_shorten(given, _WORDS_OF_ARTICLE)}".strip()
+                yield f"{record.text('instruction')}\n\n{shorten(given)}".strip()
 
 
-def _t0(data: Path, name: str) -> list[str]:
-    return [record.text("prompt") for record in read_records(data / "tasks" / "t0" / f"{name}.jsonl")]
+def shorten(text: str, most: int = _MOST_WORDS) -> str:
+    """Return a text of at most ``most`` words; its lines stay as they are.
 
-
-def _shorten(text: str, most: int) -> str:
-    """Return a text of at most ``most`` words, to the end of its last whole sentence; its lines stay as they are."""
-    words = list(re.finditer(r"\S+", text.strip()))
+    A longer one ends with its last whole sentence, or with a word where that would leave less than half.
+    """
+    text = text.strip()
+    words = list(re.finditer(r"\S+", text))
     if len(words) <= most:
-        return text.strip()
-    cut = text.strip()[: words[most - 1].end()]
-    return cut[: cut.rindex(". ") + 1] if ". " in cut else cut
+        return text
+    cut = text[: words[most - 1].end()]
+    ends = [end.end() for end in re.finditer(_END_OF_SENTENCE, cut)]
+    return cut[: ends[-1]] if ends and ends[-1] * 2 >= len(cut) else cut
+
+
+def _t0(data: Path, name: str, pattern: str) -> list[re.Match[str]]:
+    """Return the prompts of a file, matched; raises InvalidOption for a prompt of another form."""
+    found = []
+    for record in read_records(data / "tasks" / "t0" / f"{name}.jsonl"):
+        match = re.fullmatch(pattern, record.text("prompt"), re.S)
+        if match is None:
+            raise InvalidOption(f"{record.where}: needs a prompt as T0 has it for {name}")
+        found.append(match)
+    return found

@@ -1,8 +1,8 @@
 """Prompts that a chat model writes itself, for data distillation: training its drafters then needs no data set.
 
 A chat model has learned what its users ask. Given its template up to the start of the user's text, it continues with
-such a text (Magpie, Xu et al. 2024, arXiv:2406.08464). Draw ``n`` is sampled with a seed of its own, so the same
-options give the same prompts, even if the run is interrupted.
+such a text (Magpie, Xu et al. 2024, arXiv:2406.08464). Each draw is sampled with a seed of its own, so the same options
+give the same prompts, even if the run is interrupted.
 """
 
 import argparse
@@ -51,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write prompts until there are ``count``."""
-    sampling = SamplingParams(temperature=options.temperature, top_p=options.top_p, seed=options.seed)
+    # Room for the draws of each seed, or the next one would give the same prompts.
+    first = options.seed << 32
+    sampling = SamplingParams(temperature=options.temperature, top_p=options.top_p, seed=first)
     with RecordWriter(options.out) as writer:  # opened before the slow loading of the model
         lm = load(options.model, dtype=options.dtype, notice=lambda line: print(line, file=sys.stderr))
         opening, ending = around_user_text(lm)
@@ -103,11 +105,6 @@ def _common_start(texts: Sequence[str]) -> str:
     return "".join(letters[0] for letters in takewhile(lambda letters: len(set(letters)) == 1, zip(*texts)))
 
 
-def seed_of(seed: int, draw: int) -> int:
-    """Return the seed of a draw: far from those of other seeds, which would give the same prompts."""
-    return (seed * 0x9E3779B1 + draw) % 2**31
-
-
 def write_prompts(
     lm: LanguageModel, opening: str, draws: range, sampling: SamplingParams, max_new_tokens: int
 ) -> Iterator[tuple[int, str]]:
@@ -116,7 +113,7 @@ def write_prompts(
     results = lm.generate(
         [opening_ids] * len(draws),
         max_new_tokens=max_new_tokens,
-        sampling=[dataclasses.replace(sampling, seed=seed_of(sampling.seed, draw)) for draw in draws],
+        sampling=[dataclasses.replace(sampling, seed=sampling.seed + draw) for draw in draws],
         batch_size=len(draws),
     )
     for draw, result in zip(draws, results, strict=True):

@@ -6,10 +6,12 @@ which ``--strategy eagle:heads=OUT/drafter`` loads.
 """
 
 import argparse
+import hashlib
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -111,22 +113,28 @@ def run(options: argparse.Namespace) -> int:
     lm = load_base(options, weights=options.weights)
     examples = read_data(options, lm, options.row_length)
     mesh = build_mesh(options.mesh, lm.config, rows)
-    base = lm.base_fingerprint
-    told = {"base": base, **identity(options), "init": None if options.init is None else str(options.init)}
     shape, params = read_drafter(options, lm)
+    trained, _ = split_texts(len(examples), options.held_out, options.seed)
+    ids = draft_vocabulary(options, lm, [examples[at] for at in trained])
+    told = {
+        "base": lm.base_fingerprint,
+        **identity(options),
+        "init": None if params is None else digest(jax.tree.leaves(params)),
+        "draft_ids": None if ids is None else digest([np.asarray(ids, np.int32)]),
+    }
     lm.params = place_base(lm.params, lm.config, lm.backend, mesh)
     if not options.dry_run:
         claim_folder(options.out, told)
     states = read_states(options, lm, examples, kept_layers(shape, lm.config.num_layers))
-    task = plan(options, lm, examples, states, shape, params)
-    frozen, ids = {"params": lm.params, "drafter": replicate(task.fixed, mesh)}, task.fixed.get("ids")
+    task = plan(options, lm, examples, states, shape, params, ids)
+    frozen, drafted = {"params": lm.params, "drafter": replicate(task.fixed, mesh)}, task.fixed.get("ids")
     loss = EagleLoss(lm.programs.decoder, shape, options.steps, options.decay)
     ready = prepare(options, loss, task.params, task.source.count, lambda items, at: task.source.take(items), mesh)
     if options.dry_run:
         operations = count_operations(options, lm.config, task)
         print(*estimate(ready.step, ready.state, frozen, ready.batch_at(0), ready.num_steps, operations), sep="\n")
         return 0
-    rows_V = target_rows(lm.config.vocab_size, None if ids is None else np.asarray(ids).tolist())
+    rows_V = target_rows(lm.config.vocab_size, None if drafted is None else np.asarray(drafted).tolist())
     evaluation = EagleEvaluation(lm.programs.decoder, shape, frozen, task.held_out, rows_V, options.steps)
     settings = fit_settings(options, ready.num_steps, told)
     title = f"EAGLE-3 drafter for {options.model}"
@@ -134,8 +142,8 @@ def run(options: argparse.Namespace) -> int:
     if result.interrupted:
         return EXIT_INTERRUPTED
     accuracies = evaluation.accuracies(result.params)
-    drafter = {**result.params, **({} if ids is None else {"ids": ids})}
-    export_eagle(options, lm, base, shape, drafter, result, accuracies, task.source.num_predicted)
+    drafter = {**result.params, **({} if drafted is None else {"ids": drafted})}
+    export_eagle(options, lm, told, shape, drafter, result, accuracies, task.source.num_predicted)
     return 0
 
 
@@ -195,8 +203,9 @@ def plan(
     states: HiddenStates | None,
     shape: EagleShape,
     params: Params | None,
+    ids: list[int] | None,
 ) -> Task:
-    """Split the texts, pack them, choose the draft vocabulary and draw the drafter."""
+    """Split the texts, pack them, and draw the drafter, whose draft vocabulary is ``ids`` if it is a new one."""
     trained, held_out = split_texts(len(examples), options.held_out, options.seed)
     source, held_out_source = (
         RowSource(examples, states, texts, options.row_length, options.seed) for texts in (trained, held_out)
@@ -204,7 +213,6 @@ def plan(
     for name, found in (("train on", source), ("judge by", held_out_source)):
         if not found.count:
             raise InvalidOption(f"no text has the three tokens that it takes to {name}: give longer ones")
-    ids = draft_vocabulary(options, lm, [examples[at] for at in trained])
     if params is not None:
         kept = params.get("ids") if options.draft_vocab is None else ids
         fixed: Params = {} if kept is None else {"ids": jnp.asarray(kept, jnp.int32)}
@@ -220,7 +228,7 @@ def plan(
 def draft_vocabulary(options: argparse.Namespace, lm: LanguageModel, examples: list[Example]) -> list[int] | None:
     """Return the tokens that the texts predict most often, ends of a text among them; None for all tokens.
 
-    Of those that they predict equally often, never included, the ones that are more frequent in prompts go first.
+    Ties, also among tokens that are never predicted, go to those that are more frequent in prompts.
     """
     if options.draft_vocab is None or options.draft_vocab >= lm.config.vocab_size:
         return None
@@ -228,6 +236,14 @@ def draft_vocabulary(options: argparse.Namespace, lm: LanguageModel, examples: l
     predicted = np.concatenate([np.asarray(example.mask) for example in examples])
     always = [one for one in lm.eos_token_ids if one < lm.config.vocab_size][: options.draft_vocab]
     return frequent_tokens(tokens, lm.config.vocab_size, options.draft_vocab, always, predicted)
+
+
+def digest(arrays: Sequence[Any]) -> str:
+    """Return 12 hexadecimal digits of arrays' values."""
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()[:12]
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from jaxinfer.checkpoint.drafters.eagle import write_eagle
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.models.drafters.eagle import EagleShape
 from jaxinfer.notation import Params
-from train.arguments import identity
 from train.heads.card import describe_accuracies, describe_recipe
 from train.heads.export import stored_dtype
 from train.heads.trees import SIZES, tokens_a_step, trees_beside
@@ -22,23 +21,22 @@ DRAFTER = "drafter"
 def export_eagle(
     options: argparse.Namespace,
     lm: LanguageModel,
-    base: str,
+    told: Mapping[str, Any],
     shape: EagleShape,
     drafter: Params,
     result: FitResult,
     accuracies: Sequence[Sequence[float]],
     num_tokens: int,
 ) -> None:
-    """Write ``OUT/drafter`` for the weights with fingerprint ``base``; an existing folder is replaced as a whole."""
+    """Write ``OUT/drafter``, for the run that ``told`` describes; an existing folder is replaced as a whole."""
     ranks = [list(one) for one in accuracies]
     expected = {nodes: tokens_a_step(ranks, nodes) for nodes in SIZES}
     rows = len(drafter["ids"]) if "ids" in drafter else lm.config.vocab_size
     card = describe(
         options.model,
         {
-            **identity(options),
-            "init": None if options.init is None else options.init.name,
-            "base": base,
+            **told,
+            "share_lm_head": "output" not in drafter,
             "features": list(shape.layers),
             "draft_vocabulary": rows,
         },
@@ -55,7 +53,7 @@ def export_eagle(
         lm.config.vocab_size,
         lm.config.num_layers,
         base=options.model,
-        base_fingerprint=base,
+        base_fingerprint=told["base"],
         beside={**trees_beside(ranks), "README.md": card},
         overwrite=True,
     )
@@ -87,6 +85,11 @@ def describe(
             "",
             f"Trained for {result.best_step} steps on {num_tokens:,} tokens of {', '.join(facts['data'])}; of "
             f"{result.steps} steps run, those were the best on the held-out texts.",
+            *(
+                []
+                if facts["init"] is None
+                else ["It went on from a drafter that had been trained before (`init` below)."]
+            ),
             "",
             *describe_accuracies("depth", accuracies, expected),
             "",

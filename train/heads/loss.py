@@ -178,14 +178,14 @@ def target_rows(vocab_size: int, draft_ids: Sequence[int] | None) -> np.ndarray:
 
 
 def frequent_tokens(
-    tokens: np.ndarray, vocab_size: int, count: int, always: Sequence[int] = (), counts: np.ndarray | None = None
+    tokens: np.ndarray, vocab_size: int, count: int, always: Sequence[int] = (), predicted: np.ndarray | None = None
 ) -> list[int]:
     """Return the ``count`` most frequent tokens, including ``always``; ties go to the lowest id.
 
-    With bools ``counts`` those that it leaves out only decide ties, before ids do.
+    With bools ``predicted``, one for each of ``tokens``, the others only decide ties, before ids do.
     """
     frequency_V = np.bincount(tokens, minlength=vocab_size).astype(np.int64)
-    if counts is not None:
-        frequency_V += (len(tokens) + 1) * np.bincount(tokens[counts], minlength=vocab_size)
+    if predicted is not None:
+        frequency_V += (len(tokens) + 1) * np.bincount(tokens[predicted], minlength=vocab_size)
     frequency_V[list(always)] = np.iinfo(np.int64).max
     return sorted(np.argsort(-frequency_V, kind="stable")[:count].tolist())

@@ -111,7 +111,8 @@ def test_training_goes_on_with_a_drafter_and_computes_features_in_its_steps(trai
     same = ("--model", trained_folder, "--data", texts, "--out", tmp_path / "run", "--held-out", 0.1)
     assert train_eagle(*same, *options, "--init", run / "drafter", "--learning-rate", 1e-6) == 0
     assert not (tmp_path / "run" / "hidden_states").exists()
-    assert "* init: drafter\n" in (tmp_path / "run" / "drafter" / "README.md").read_text()
+    card = (tmp_path / "run" / "drafter" / "README.md").read_text()
+    assert re.search(r"^It went on from a drafter .*^\* init: [0-9a-f]{12}$", card, re.M | re.S)
     before, after = (json.loads((each / "drafter" / "accuracies.json").read_text()) for each in (run, tmp_path / "run"))
     np.testing.assert_allclose(np.array(before)[:, 0], np.array(after)[:, 0], atol=0.05)
 
@@ -120,19 +121,25 @@ def test_training_goes_on_with_a_drafter_and_computes_features_in_its_steps(trai
 def test_a_drafter_without_an_output_matrix_goes_on_with_other_tokens(
     trained_model, trained_folder, texts, run, tmp_path, capsys
 ):
+    """It begins with few tokens, guesses more with more of them, and is refused where the rows are its own."""
     same = ("--model", trained_folder, "--data", texts, "--held-out", 0.1, *DRAFTER[:2], *DRAFTER[4:], "--epochs", 1)
     few, more, all_of_them = tmp_path / "few", tmp_path / "more", tmp_path / "all"
     features = ("--cache", tmp_path / "features")
-    assert train_eagle(*same, *features, "--out", few, "--draft-vocab", 40, "--share-lm-head") == 0
+    assert train_eagle(*same, *features, "--out", few, "--draft-vocab", 12, "--share-lm-head") == 0
     for out, size in ((more, 60), (all_of_them, 10**6)):
         assert train_eagle(*same, *features, "--out", out, "--init", few / "drafter", "--draft-vocab", size) == 0
     begun, found = (load_file(folder / "drafter" / "model.safetensors") for folder in (few, more))
     ids, other = (set((np.arange(len(one["d2t"])) + one["d2t"]).tolist()) for one in (begun, found))
-    assert (len(ids), len(other)) == (40, 60)
+    assert (len(ids), len(other)) == (12, 60)
     assert ids < other
     assert "lm_head.weight" not in found
     whole = load_file(all_of_them / "drafter" / "model.safetensors")["d2t"]
     assert (len(whole), np.abs(whole).max()) == (trained_model.config.vocab_size, 0)
+    first, *later = (
+        json.loads((folder / "drafter" / "accuracies.json").read_text())[0][0] for folder in (few, more, all_of_them)
+    )
+    assert all(one > first + 0.1 for one in later)
+    assert "* share_lm_head: True\n" in (more / "drafter" / "README.md").read_text()
     capsys.readouterr()
     own = ("--out", tmp_path / "none", "--init", run / "drafter", "--draft-vocab", 40)
     assert train_eagle(*same, *features, *own) == 2
@@ -176,15 +183,24 @@ for mesh, parts in (("data=1", 1), ("data=2", 2)):
 @pytest.mark.slow
 def test_a_mesh_changes_nothing_but_rounding(trained_folder, texts, tmp_path):
     """Batches split over two devices and in two parts, against one of each."""
-    options = (*DRAFTER, "--share-lm-head", "--held-out", 0.1, "--eval-every", 2, "--epochs", 6)
+    options = (*DRAFTER, "--share-lm-head", "--held-out", 0.1, "--eval-every", 20, "--epochs", 6)
     command = [sys.executable, "-c", MESH, str(tmp_path), "--model", trained_folder, "--data", texts, *options]
-    environment = {**os.environ, **several(2)}
-    folder = Path(__file__).parents[3]
-    subprocess.run(list(map(str, command)), env=environment, cwd=folder, check=True, stderr=subprocess.DEVNULL)
-    plain, split = (
-        [[value for name, value in sorted(line.items()) if name == "loss" or "top1" in name] for line in lines]
-        for lines in (read_metrics(tmp_path / mesh / "metrics.jsonl") for mesh in ("data=1", "data=2"))
+    environment, folder = {**os.environ, **several(2)}, Path(__file__).parents[3]
+    told = subprocess.run(
+        list(map(str, command)), env=environment, cwd=folder, capture_output=True, text=True, timeout=300
     )
-    assert len([line for line in plain if line]) >= 3
+    assert told.returncode == 0, told.stderr[-2000:]
+    plain, split = (
+        [line for line in read_metrics(tmp_path / mesh / "metrics.jsonl") if "loss" in line]
+        for mesh in ("data=1", "data=2")
+    )
+    assert len(plain) >= 3
     for one, other in zip(plain, split, strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-3)
+        assert one.keys() == other.keys()
+        np.testing.assert_allclose(one["loss"], other["loss"], rtol=2e-3)
+        for name in (name for name in one if "top1" in name):
+            np.testing.assert_allclose(one[name], other[name], atol=0.02)
+    ranks, others = (
+        json.loads((tmp_path / mesh / "drafter" / "accuracies.json").read_text()) for mesh in ("data=1", "data=2")
+    )
+    np.testing.assert_allclose(ranks, others, atol=0.03)

@@ -334,9 +334,9 @@ def test_the_draft_vocabulary_is_what_is_frequent():
     assert frequent_tokens(tokens, 12, 4) == [2, 5, 7, 9]
     assert frequent_tokens(tokens, 12, 3, always=[11]) == [2, 5, 11]
     assert frequent_tokens(tokens, 12, 7) == [0, 1, 2, 3, 5, 7, 9]
-    counts = np.isin(tokens, [7, 1])
-    assert frequent_tokens(tokens, 12, 2, counts=counts) == [1, 7]
-    assert frequent_tokens(tokens, 12, 5, always=[11], counts=counts) == [1, 2, 5, 7, 11]
+    predicted = np.isin(tokens, [7, 1])
+    assert frequent_tokens(tokens, 12, 2, predicted=predicted) == [1, 7]
+    assert frequent_tokens(tokens, 12, 5, always=[11], predicted=predicted) == [1, 2, 5, 7, 11]
     assert target_rows(12, [2, 5, 11]).tolist() == [-1, -1, 0, -1, -1, 1, -1, -1, -1, -1, -1, 2]
 
 
