@@ -135,8 +135,9 @@ def test_a_drafter_without_an_output_matrix_goes_on_with_other_tokens(
     assert "lm_head.weight" not in found
     whole = load_file(all_of_them / "drafter" / "model.safetensors")["d2t"]
     assert (len(whole), np.abs(whole).max()) == (trained_model.config.vocab_size, 0)
-    first, *later = (
-        json.loads((folder / "drafter" / "accuracies.json").read_text())[0][0] for folder in (few, more, all_of_them)
+    first, *later = (  # the share of places where the right token is among the best four
+        sum(json.loads((folder / "drafter" / "accuracies.json").read_text())[0][:4])
+        for folder in (few, more, all_of_them)
     )
     assert all(one > first + 0.1 for one in later)
     assert "* share_lm_head: True\n" in (more / "drafter" / "README.md").read_text()
