@@ -9,6 +9,7 @@ _OF_DRAFTS = (
     "tests/decoding/strategies/test_eagle.py::"
     "test_it_drafts_what_the_published_module_does_after_others_drafts_were_taken[eagle3]"
 )
+_OF_VOCABULARY = "tests/train/eagle/test_eagle.py::test_a_drafter_without_an_output_matrix_goes_on_with_other_tokens"
 _OF_FILES = "tests/decoding/strategies/test_eagle.py::test_what_is_no_drafter_for_the_model_is_refused_by_one_line"
 _OF_LOSS = "tests/train/eagle/test_loss.py::test_the_loss_is_that_of_drafting_along_each_text[False]"
 _OF_PIECES = "tests/train/loop/test_position_pieces.py::test_it_is_the_loss_and_the_gradient_of_all_at_once"
@@ -162,5 +163,19 @@ FAULTS: tuple[Fault, ...] = (
         "jnp.eye(width, shape.fc_width, k=shape.fc_width - width)",
         "jnp.eye(width, shape.fc_width)",
         "tests/train/eagle/test_start.py::test_without_its_random_part_it_computes_what_the_last_layer_does",
+    ),
+    Fault(
+        "a drafter that may guess other tokens keeps its old ones",
+        "train/eagle/__main__.py",
+        'params.get("ids") if options.draft_vocab is None else ids',
+        'params.get("ids")',
+        _OF_VOCABULARY,
+    ),
+    Fault(
+        "a run goes on though it began with another drafter",
+        "train/eagle/__main__.py",
+        "None if params is None else digest(jax.tree.leaves(params))",
+        "None",
+        _OF_VOCABULARY,
     ),
 )

@@ -296,4 +296,32 @@ FAULTS: tuple[Fault, ...] = (
         "        if",
         "tests/train/qat/test_qat.py::test_rounding_in_a_forward_pass_is_that_of_few_bits_and_gradients_pass_it",
     ),
+    Fault(
+        "words of prompts are as frequent as those of answers",
+        _HEADS,
+        "(len(tokens) + 1) * np.bincount",
+        "np.bincount",
+        f"{_TESTS}/heads/test_loss.py::test_the_draft_vocabulary_is_what_is_frequent",
+    ),
+    Fault(
+        "the next seed gives the same prompts but the first",
+        "train/data/self_prompts.py",
+        "options.seed << 32",
+        "options.seed",
+        f"{_TESTS}/data/test_self_prompts.py::test_a_stop_token_ends_a_prompt",
+    ),
+    Fault(
+        "a text that is too long ends in the middle of a sentence",
+        "train/data/public_tasks.py",
+        "return cut[: ends[-1]] if",
+        "return cut if",
+        f"{_TESTS}/data/test_public_tasks.py::test_a_long_text_ends_with_its_last_whole_sentence",
+    ),
+    Fault(
+        "prompts of another form are left out without a word",
+        "train/data/public_tasks.py",
+        'raise InvalidOption(f"{record.where}: needs a prompt as T0 has it for {name}")',
+        "continue",
+        f"{_TESTS}/data/test_public_tasks.py::test_a_line_of_another_form_is_told_with_its_place",
+    ),
 )

@@ -142,6 +142,8 @@ def test_a_drafter_without_an_output_matrix_goes_on_with_other_tokens(
     assert all(one > first + 0.1 for one in later)
     assert "* share_lm_head: True\n" in (more / "drafter" / "README.md").read_text()
     capsys.readouterr()
+    assert train_eagle(*same, *features, "--out", more, "--init", all_of_them / "drafter", "--draft-vocab", 60) == 2
+    assert "holds a run with init" in capsys.readouterr().err
     own = ("--out", tmp_path / "none", "--init", run / "drafter", "--draft-vocab", 40)
     assert train_eagle(*same, *features, *own) == 2
     assert "has an output matrix for its own tokens" in capsys.readouterr().err
