@@ -13,7 +13,13 @@ from jaxinfer.ops.few_bits.formats import UNSIGNED
 
 # Where each of eight outputs is in a word.
 _PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])
-_WITHOUT_EFFECT = "backend do_fuse exllama_config fuse_max_seq_len modules_to_fuse"
+# The second half are GPTQ's, which transformers writes for AWQ too.
+_WITHOUT_EFFECT = """
+    backend do_fuse exllama_config fuse_max_seq_len modules_to_fuse
+    tokenizer dataset damp_percent desc_act act_group_aware sym true_sequential meta model_seqlen batch_size
+    block_name_to_quantize module_name_preceding_first_block modules_in_block_to_quantize pad_token_id
+    max_input_length cache_block_outputs
+"""
 
 
 def read_awq(keys: QuantizationKeys) -> Scheme:

@@ -5,6 +5,7 @@ lowest bits. Files for training (mode ``online``) have plain weights, which are 
 (2402.17764).
 """
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -31,14 +32,25 @@ def read_bitnet(keys: QuantizationKeys) -> Scheme:
         raise keys.refuse("use_rms_norm", True, "only models without norms before each product are known")
     keys.without_effect("rms_norm_eps")
     kept = keys.words("modules_to_not_convert") or ("lm_head",)
+    for each in kept:
+        try:
+            re.compile(each)
+        except (re.error, RecursionError):
+            raise keys.refuse("modules_to_not_convert", each, "it is no regular expression") from None
 
     def layers(stored: Stored) -> dict[str, Layer]:
         if is_packed:
             return {f"{module}.weight": _packed(stored, module, divides) for module in stored.ending_in(_SCALE)}
         found = (f"{module}{name}" for name in _LINEAR for module in stored.ending_in(f"{name}.weight"))
-        return {f"{module}.weight": _plain(stored, f"{module}.weight") for module in found if not module.endswith(kept)}
+        rounded = (module for module in found if not any(_names(each, module) for each in kept))
+        return {f"{module}.weight": _plain(stored, f"{module}.weight") for module in rounded}
 
     return keys.finish(Scheme("bitnet", layers, (), ACTIVATIONS))
+
+
+def _names(key: str, module: str) -> bool:
+    """Whether a key is a module's end, or a regular expression for what it is, or is inside."""
+    return module.endswith(key) or re.match(rf"(?:{key})(?:(?<=\.)|(?=\.|$))", module) is not None
 
 
 def _packed(stored: Stored, module: str, divides: bool) -> Layer:

@@ -55,7 +55,12 @@ def read_compressed_tensors(keys: QuantizationKeys) -> Scheme:
     """Return how a checkpoint of ``quant_method`` compressed-tensors is read."""
     form = keys.one_of("format", (*_TYPES, _MIXED))
     keys.one_of("quantization_status", ("compressed", "frozen"), "compressed")
-    keys.empty("kv_cache_scheme", "sparsity_config", "moe_sparsity_config", "transform_config")
+    keys.empty("kv_cache_scheme", "moe_sparsity_config", "transform_config")
+    sparsity = keys.section("sparsity_config")
+    if sparsity is not None:
+        sparsity.one_of("format", ("dense",))
+        sparsity.without_effect("global_sparsity ignore registry_requires_subclass sparsity_structure targets")
+        sparsity.finish(None)
     keys.without_effect("global_compression_ratio version run_compressed dequantize use_optimized_inference")
     ignored = keys.words("ignore")
     groups = keys.section("config_groups")
@@ -115,10 +120,16 @@ def _read_group(groups: QuantizationKeys, name: str, form: str) -> tuple[_Weight
 def _weights_of(stored: Stored, module: str, kinds: list[_Weights], ignored: tuple[str, ...]) -> _Weights:
     if any(_matches(module, target) for target in ignored):
         raise InvalidCheckpoint(f"{stored.origin}: {module} is quantized, but the configuration's ignore names it")
-    for weights in kinds:
-        if any(_matches(module, target) for target in weights.targets):
-            return weights
-    raise InvalidCheckpoint(f"{stored.origin}: {module} is quantized, but it is no target of config_groups")
+    # Whatever the order of the groups; of two with the same target the last counts.
+    found = {target: weights for weights in kinds for target in weights.targets if _matches(module, target)}
+    if not found:
+        raise InvalidCheckpoint(f"{stored.origin}: {module} is quantized, but it is no target of config_groups")
+    return found[min(sorted(found), key=lambda target: _rank(module, target))]
+
+
+def _rank(module: str, target: str) -> int:
+    """Return 0 for a module's name, which counts first, 1 for a regular expression, 2 for its class."""
+    return 0 if target == module else 1 if target.startswith(_REGEX) else 2
 
 
 def _matches(module: str, target: str) -> bool:
@@ -166,6 +177,8 @@ def _layer(stored: Stored, module: str, weights: _Weights) -> Layer:
             # A checkpoint whose inputs were never ordered has -1.
             groups = groups if given.min() < 0 else given
         stored.check(name, stored_shape, kind)
+        if weights.is_symmetric and zeros in stored.shapes:
+            _check_no_zeros(stored, zeros, bits)
         if not weights.is_packed:
             own = None
             if not weights.is_symmetric:
@@ -183,6 +196,14 @@ def _layer(stored: Stored, module: str, weights: _Weights) -> Layer:
 
     parts = (name, scales, zeros, places, of_shape)
     return Layer(tuple(part for part in parts if part in stored.shapes), (outputs, width), read)
+
+
+def _check_no_zeros(stored: Stored, zeros: str, bits: int) -> None:
+    """Raise InvalidCheckpoint for zero points, packed or not, of weights that are said to have none."""
+    found = stored.read(zeros, None, "int8", "int32", "int64")
+    middle = 1 << bits - 1
+    if found.any() and not (found.dtype == np.int32 and np.isin(unpack(found, bits), (middle, 0)).all()):
+        raise stored.wrong(zeros, "has zero points, but the configuration says that the weights are symmetric")
 
 
 def _shape(stored: Stored, packed: str, of_shape: str) -> tuple[int, int]:

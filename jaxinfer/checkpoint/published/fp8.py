@@ -18,8 +18,9 @@ ACTIVATIONS = "activations stay as they are: the checkpoint's scheme for them is
 
 def read_fp8(keys: QuantizationKeys) -> Scheme:
     """Return how a checkpoint of ``quant_method`` fp8 is read: DeepSeek's and Qwen's blocks, or a scale a matrix."""
-    keys.one_of("fmt", ("e4m3",), "e4m3")
-    keys.one_of("scale_fmt", ("float",), "float")
+    keys.one_of("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
+    # Scales that are powers of two are stored as floats too, in DeepSeek-V3.1 for one; other types are refused below.
+    keys.one_of("scale_fmt", ("float", "ue8m0"), "float")
     keys.one_of("expert_dtype", ("fp8",), "fp8")
     keys.one_of("activation_scheme", ("dynamic", "static"), "dynamic")
     block = (0, 0)

@@ -28,11 +28,13 @@ class PublishedTensors:
             for name, shape in stored.shapes.items()
             if name not in hidden and not name.endswith(scheme.dropped or ("\0",))
         }
+        self._stored = stored
         for name in self._plain:
-            dtype = source.stored_dtype(name)
-            if name in self._layers or dtype is None or dtype.name not in FLOATS:
-                raise stored.wrong(name, f"has type {dtype}, but nothing says what its numbers stand for")
+            if name in self._layers:
+                raise self._unknown(name)
         if not self._layers:
+            for name in self._plain:  # parts of a matrix that is not whole say more than that there is none
+                self._plain_dtype(name)
             raise InvalidCheckpoint(f"{origin}: holds no weights of {scheme.name}; fetch all files of the model")
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -42,7 +44,7 @@ class PublishedTensors:
     def stored_dtype(self, name: str) -> np.dtype | None:
         """Return the dtype in which a tensor is stored, for a matrix in few bits one that holds it, or None."""
         if name not in self._layers:
-            return self._source.stored_dtype(name)
+            return self._plain_dtype(name)
         holds = self._layers[name].holds
         return None if holds is None else np.dtype(holds)
 
@@ -50,7 +52,19 @@ class PublishedTensors:
         """Read one tensor as plain numbers."""
         if name in self._layers:
             return self._layers[name].read().dense().astype(dtype, copy=False)
+        self._plain_dtype(name)
         return self._source.read(name, dtype)
+
+    def _plain_dtype(self, name: str) -> np.dtype:
+        """Return the dtype of a tensor that is read as it is; those that a family leaves out may have any."""
+        dtype = self._source.stored_dtype(name)
+        if dtype is None or dtype.name not in FLOATS:
+            raise self._unknown(name)
+        return dtype
+
+    def _unknown(self, name: str) -> InvalidCheckpoint:
+        dtype = self._source.stored_dtype(name)
+        return self._stored.wrong(name, f"has type {dtype}, but nothing says what its numbers stand for")
 
     def forms(self) -> Mapping[str, StoredForm | None]:
         """Return the form of every matrix in few bits, None if it lies in none; reads scales, but no codes."""
