@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
@@ -16,6 +17,7 @@ from jaxinfer.language_model import LanguageModel
 from jaxinfer.model_loading import DEFAULT_MODEL, load
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import DTYPES
+from jaxinfer.ops.few_bits.quantized_array import is_quantized
 from jaxinfer.parallel.mesh import parse_mesh
 from train.command import existing_file, number
 from train.loop.fit import FitSettings
@@ -135,6 +137,12 @@ def add_loss_vocab_argument(loss: argparse._ArgumentGroup) -> None:
 def load_base(options: argparse.Namespace, **more: Any) -> LanguageModel:
     """Load ``--model`` in ``--dtype``, and what ``more`` asks of `jaxinfer.load`; notices go to standard error."""
     return load(options.model, dtype=options.dtype, notice=lambda line: print(line, file=sys.stderr), **more)
+
+
+def refuse_few_bits(params: Params, named: str) -> None:
+    """Raise InvalidOption, which begins with ``named``, if parameters that are to be trained are in few bits."""
+    if any(map(is_quantized, jax.tree.leaves(params, is_leaf=is_quantized))):
+        raise InvalidOption(f"{named}: its weights are in few bits, which are not trained: give it in 16 or 32 bits")
 
 
 def add_length_argument(data: argparse._ArgumentGroup) -> None:

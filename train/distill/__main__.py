@@ -32,6 +32,7 @@ from train.arguments import (
     load_base,
     read_data,
     refuse_changed,
+    refuse_few_bits,
 )
 from train.command import EXIT_INTERRUPTED, number, run_command
 from train.distill.divergences import DIVERGENCES, Divergence, jensen_shannon
@@ -110,6 +111,7 @@ def run(options: argparse.Namespace) -> int:
     teacher = load_base(options, scan_layers=True)
     checkpoint = open_checkpoint(options.model)
     student = begin_student(options, teacher)
+    refuse_few_bits(student.params, f"the student, {student.origin}")
     check_writable(student.config, checkpoint, teacher.tokenizer)
     length = row_length(options, min(teacher.config.max_position, student.config.max_position))
     rows = pack_texts(read_data(options, teacher, length), length, options.held_out, options.seed)

@@ -32,6 +32,7 @@ from train.arguments import (
     fit_settings,
     identity,
     read_data,
+    refuse_few_bits,
 )
 from train.command import EXIT_INTERRUPTED, number
 from train.heads.card import describe_recipe
@@ -103,6 +104,7 @@ def run_joint(options: argparse.Namespace) -> int:
         raise InvalidOption("--quantize freezes the base: give a --lora-rank of 1 or more")
     # Scanned: compiling a step through unrolled layers and back takes minutes.
     lm = load(options.model, dtype=options.dtype, scan_layers=True, notice=lambda line: print(line, file=sys.stderr))
+    refuse_few_bits(lm.params, f"--model {options.model}")
     examples = read_data(options, lm, options.row_length)
     mesh = build_mesh(options.mesh, lm.config, rows)
     base = fingerprint(lm.params)

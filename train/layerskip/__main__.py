@@ -41,6 +41,7 @@ from train.arguments import (
     identity,
     read_data,
     refuse_changed,
+    refuse_few_bits,
 )
 from train.command import EXIT_INTERRUPTED, number, run_command
 from train.layerskip.evaluation import ExitEvaluation, choose_exit
@@ -192,6 +193,7 @@ def open_base(options: argparse.Namespace) -> tuple[LanguageModel, Checkpoint]:
     notice = lambda line: print(line, file=sys.stderr)  # noqa: E731
     if options.init is None:
         lm = load(options.model, dtype="float32", scan_layers=True, notice=notice)
+        refuse_few_bits(lm.params, f"--model {options.model}")
         return lm, open_checkpoint(options.model)
     path = options.init / "config.json" if options.init.is_dir() else options.init
     if not path.is_file():

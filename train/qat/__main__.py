@@ -14,7 +14,7 @@ import jax
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.models.few_bits import in_few_bits
 from jaxinfer.ops.few_bits.formats import Format
-from train.arguments import load_base
+from train.arguments import load_base, refuse_few_bits
 from train.command import run_command
 from train.distill.own_teacher import (
     MODEL,
@@ -40,6 +40,7 @@ def run(options: argparse.Namespace) -> int:
     """Train, draw the curves and write the model in few bits."""
     form = parse_form(options.weights)
     teacher = load_base(options, scan_layers=True)
+    refuse_few_bits(teacher.params, f"--model {options.model}")
     check_widths(teacher.params, form, f"--weights {options.weights}")
     title = f"{options.model} in {options.weights}"
     change = Change(title, teacher.config, prepare=partial(rounded, form=form))

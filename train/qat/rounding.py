@@ -72,4 +72,6 @@ def parse_form(weights: str) -> Format:
         raise InvalidOption(f"--weights {weights}: experts are not trained to be rounded: leave only= out")
     if few_bits.form is None:
         raise InvalidOption(f"--weights {weights} is no form to round to: use int8, int4:group=64, nf4:group=64 or fp8")
+    if few_bits.form.kept is not None:
+        raise InvalidOption(f"--weights {weights}: which weights are left out is not trained: round them by convert")
     return few_bits.form

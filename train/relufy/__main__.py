@@ -21,7 +21,7 @@ from jaxinfer.language_model import LanguageModel
 from jaxinfer.model_loading import load
 from jaxinfer.models.unit_order import in_order, live_share
 from jaxinfer.ops.sparsity import Sparsity
-from train.arguments import load_base
+from train.arguments import load_base, refuse_few_bits
 from train.command import number, run_command
 from train.distill.own_teacher import (
     MODEL,
@@ -52,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Train, draw the curves and write the model with ReLU."""
     teacher = load_base(options, scan_layers=True)
+    refuse_few_bits(teacher.params, f"--model {options.model}")
     if teacher.config.experts is not None:
         raise InvalidOption(f"--model {options.model} has experts: relufy trains dense feed-forward layers")
     sparsity = Sparsity("threshold", options.threshold) if options.threshold else None

@@ -38,6 +38,7 @@ from train.arguments import (
     prepare,
     read_data,
     refuse_changed,
+    refuse_few_bits,
 )
 from train.command import EXIT_INTERRUPTED, number, run_command
 from train.features.hidden_states import HiddenStates, cache_hidden_states, no_states
@@ -123,6 +124,8 @@ def run(options: argparse.Namespace) -> int:
     # Scanned for joint training: compiling a step through all layers, unrolled, and back takes minutes.
     scan_layers = True if options.joint else None
     lm = load_base(options, weights=options.weights, scan_layers=scan_layers)
+    if options.joint:
+        refuse_few_bits(lm.params, f"--model {options.model}")
     if options.layers >= lm.config.num_layers:
         raise InvalidOption(
             f"--layers {options.layers} leaves none without streams of the model's {lm.config.num_layers}: "
