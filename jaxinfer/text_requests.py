@@ -7,6 +7,7 @@ from jaxinfer.decoding.batch import Request
 from jaxinfer.decoding.strategy import Strategy
 from jaxinfer.errors import InvalidOption
 from jaxinfer.model_checks import check_grammar, check_ids
+from jaxinfer.sampling.arrays import check_bias
 from jaxinfer.sampling.params import SamplingParams
 from jaxinfer.text_generation import TextRequest
 
@@ -69,6 +70,7 @@ def text_requests(
         text = prompt if isinstance(prompt, str) else None
         samples = range(strategy.num_results(params))
         check_grammar(params, strategy)
+        check_bias(params, vocab_size)
         requests += [TextRequest(text, Request(ids, max_length, params, sample, adapter)) for sample in samples]
     return requests
 

@@ -126,6 +126,7 @@ class Programs:
         self.kept = kept
         self.host_calls = HostCalls()
         self.compile_seconds = 0.0
+        self._waits = threading.local()
         self.times = ProgramTimes()
         self._beside: list[Programs] = []
         self._live = live
@@ -211,8 +212,15 @@ class Programs:
         if program is None:
             began = time.perf_counter()
             program = self._make(key, function, donated, arguments)
-            self.compile_seconds += time.perf_counter() - began
+            waited = time.perf_counter() - began
+            self.compile_seconds += waited
+            self._waits.seconds = self.waited_seconds + waited
         return program(*arguments)
+
+    @property
+    def waited_seconds(self) -> float:
+        """What of `compile_seconds` this thread has waited for; two threads may wait for one program."""
+        return getattr(self._waits, "seconds", 0.0)
 
     def is_ready(self, name: Any, *arguments: Any) -> bool:
         """Tell whether `run` would run at once; arrays may be described by ``jax.ShapeDtypeStruct``, here and below."""

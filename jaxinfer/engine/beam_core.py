@@ -86,8 +86,8 @@ class BeamCore(EngineCore):
             ):
                 self.counters.output_tokens += len(piece.tokens)
                 self._tell(each, piece)
-        except Exception as error:
-            # A callback's mistake ends its own request alone.
+        except BaseException as error:
+            # A callback's mistake ends its own request alone, and sys.exit() is one too.
             self.fail(sequence, EngineError(f"the request's callback raised {type(error).__name__}: {error}"))
             return
         self.scheduler.end(sequence)

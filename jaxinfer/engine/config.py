@@ -23,10 +23,11 @@ class EngineConfig:
 
     Decoding pauses for new prompts once ``waiting_served_ratio`` times as many requests wait as run, or after
     ``max_waiting_tokens`` steps. ``max_batch_prefill_tokens`` bounds the prompt tokens that are admitted and not yet
-    computed, ``max_batch_total_tokens`` the prompt and output tokens that admitted requests may reach (None: what the
-    pages hold). ``max_waiting`` requests may wait; more are refused. ``preemption`` says how a request gives its pages
-    back while it waits, ``prefix_cache`` which pages later prompts may share. ``aging_seconds`` is the wait that counts
-    as one step of priority. ``drafting`` says whether windows leave out drafts that were seen to lose time.
+    computed (a longer prompt comes beside them, one at a time), ``max_batch_total_tokens`` the prompt and output tokens
+    that admitted requests may reach (None: what the pages hold). ``max_waiting`` requests may wait; more are refused.
+    ``preemption`` says how a request gives its pages back while it waits, ``prefix_cache`` which pages later prompts
+    may share. ``aging_seconds`` is the wait that counts as one step of priority. ``drafting`` says whether windows
+    leave out drafts that were seen to lose time.
     """
 
     max_rows: int = 16

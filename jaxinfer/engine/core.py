@@ -214,7 +214,8 @@ class EngineCore:
         if not can_decode:
             output.prefill_seconds += self._clock() - began
             return
-        self.counters.cached_tokens += sequence.cached_tokens
+        if len(sequence.tokens) == sequence.prompt_length:  # not where it is computed again
+            self.counters.cached_tokens += sequence.cached_tokens
         if sequence.is_prefix:
             self.scheduler.held.pin(output.name, sequence.keys, self.scheduler.held.tail_of(sequence))
             self._prefixes[output.name] = sequence
@@ -334,8 +335,8 @@ class EngineCore:
             is_last = self._has_ended(sequence, bool(report.finished_B[index]))
             try:
                 self._tell(output, output.take(report, index, is_last, now))
-            except Exception as error:
-                # A callback's mistake ends its own request alone.
+            except BaseException as error:
+                # A callback's mistake ends its own request alone, and sys.exit() is one too.
                 self.fail(sequence, EngineError(f"the request's callback raised {type(error).__name__}: {error}"))
                 continue
             if is_last or output.row.is_cut:

@@ -64,6 +64,13 @@ class HeldPages:
         keys = self.index.keys(sequence.fill, salt)[: self._most_found(sequence)]
         return self.index.count(keys) * self.config.page_size
 
+    def num_found(self, sequence: EngineSequence) -> int:
+        """Return how many tokens of a sequence that waits stand on full pages now."""
+        if self.config.prefix_cache == "off":
+            return 0
+        sequence.keys = self.index.keys(sequence.fill, sequence.salt, sequence.keys)
+        return self.index.count(sequence.keys[: self._most_found(sequence)]) * self.config.page_size
+
     def find(self, sequence: EngineSequence) -> tuple[list[int], int, int]:
         """Return the pages that hold the beginning of a sequence, each with one more user.
 

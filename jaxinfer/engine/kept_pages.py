@@ -4,6 +4,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from jaxinfer.cache.layouts import PagedLayout
@@ -62,6 +63,7 @@ class KeptPages:
         self._strategy: Strategy | None = None
         self._params: Params | None = None
         self._rows = self._longest = self._pages_held = 0
+        self._waited_before, self._is_turn = 0.0, False
 
     @property
     def holds(self) -> bool:
@@ -95,7 +97,7 @@ class KeptPages:
 
     def hold(self, params: Params, tokens: Sequence[int], strategy: Strategy, adapter: int = 0) -> EnginePrefix:
         """Compute the beginning of later texts and keep it until it is released; ``adapter`` is that of a request."""
-        with self._lock:
+        with self._turn():
             name = str(next(self._names))
             self._held[name] = _Held(tuple(tokens), adapter)
             try:
@@ -124,7 +126,7 @@ class KeptPages:
         """Yield after each step of the device: nothing, and at last the results."""
         sequences: list[EngineSequence] = []
         try:
-            with self._lock:
+            with self._turn():
                 longest = max(each.request.max_length for each in requests)
                 core = self._core_for(params, strategy, longest, num_rows)
                 compiled_before = self._programs.compile_seconds
@@ -141,7 +143,7 @@ class KeptPages:
                     into=sequences,
                 )
             while not all(handle.done for handle in handles):
-                with self._lock:
+                with self._turn():
                     core.step()
                 yield []
             # Not of a text that nobody reads on: the interpreter may be about to exit.
@@ -221,4 +223,19 @@ class KeptPages:
 
     def _now(self) -> float:
         # Compiling is no part of a request's times.
-        return time.perf_counter() - self._programs.compile_seconds
+        return time.perf_counter() - self._waited_before - self._programs.waited_seconds
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Hold the lock; the clock stands still while this thread waits for programs, and for no other's waits."""
+        with self._lock:
+            if self._is_turn:  # a callback calls again
+                yield
+                return
+            self._is_turn = True
+            self._waited_before -= self._programs.waited_seconds
+            try:
+                yield
+            finally:
+                self._waited_before += self._programs.waited_seconds
+                self._is_turn = False

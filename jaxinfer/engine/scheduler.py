@@ -239,7 +239,6 @@ class Scheduler:
         config = self.config
         alone = not (self.running or self.prefilling)
         admitted = (*self.prefilling, *self.running)
-        uncomputed = sum(each.left_to_fill for each in self.prefilling)
         promised = sum(each.most_tokens for each in admitted)
         # Samples of one prompt come once it is computed.
         ordered = self._ordered((each for each in self.waiting if not each.is_led), now)
@@ -250,8 +249,7 @@ class Scheduler:
             within = config.max_batch_total_tokens is None or (
                 promised + sequence.most_tokens <= config.max_batch_total_tokens
             )
-            to_compute = 0 if sequence.saved is not None else sequence.left_to_fill
-            within &= uncomputed + to_compute <= config.max_batch_prefill_tokens
+            within &= self._fits_budget(sequence)
             if (alone or within) and self._give_pages(sequence):
                 if place:
                     ordered[0].passed_over += 1
@@ -265,6 +263,20 @@ class Scheduler:
                 self.prefilling.append(sequence)
                 return self._chunk(sequence)
         return None
+
+    def _fits_budget(self, sequence: EngineSequence) -> bool:
+        """Whether what is admitted and not computed stays within the budget.
+
+        A text that is longer than that by itself comes one at a time and does not count: those beside it are shorter,
+        and are computed first.
+        """
+        most = self.config.max_batch_prefill_tokens
+        uncomputed = [each.left_to_fill for each in self.prefilling]
+        to_compute, room = 0 if sequence.saved is not None else sequence.left_to_fill, most
+        room -= sum(left for left in uncomputed if left <= most)
+        if to_compute > min(most, room):
+            to_compute -= self.held.num_found(sequence)
+        return to_compute <= room if to_compute <= most else all(left <= most for left in uncomputed)
 
     def _give_pages(self, sequence: EngineSequence) -> bool:
         """Give a sequence the pages of all that it has to compute, those that are there already first."""
@@ -292,7 +304,9 @@ class Scheduler:
             if tail >= _LEAST_COPIED and taken:
                 sequence.fork = page, taken[0]
                 sequence.computed += tail
-            sequence.cached_tokens = max(sequence.cached_tokens, sequence.computed)
+            if not sequence.preemptions and len(sequence.tokens) == sequence.prompt_length:
+                # Later it finds what it has computed itself.
+                sequence.cached_tokens = max(sequence.cached_tokens, sequence.computed)
         return True
 
     def _reach(self, sequence: EngineSequence, windows: int = 1) -> int:

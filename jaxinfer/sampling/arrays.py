@@ -60,6 +60,13 @@ class SamplingArrays(NamedTuple):
         return (self.bias_ids_BX != NO_TOKEN).any(axis=1)
 
 
+def check_bias(params: SamplingParams, vocab_size: int) -> None:
+    """Raise InvalidOption for a bias on an id outside the vocabulary."""
+    for token in dict(params.logit_bias):
+        if token >= vocab_size:
+            raise InvalidOption(f"logit_bias names token {token}: the vocabulary has ids 0 to {vocab_size - 1}")
+
+
 def sampling_arrays(
     params: Sequence[SamplingParams], samples: Sequence[int], eos_token_ids: Sequence[int], vocab_size: int
 ) -> SamplingArrays:
@@ -69,9 +76,8 @@ def sampling_arrays(
     outside the vocabulary.
     """
     biases = [dict(row.logit_bias) for row in params]
-    for token in (token for bias in biases for token in bias):
-        if token >= vocab_size:
-            raise InvalidOption(f"logit_bias names token {token}: the vocabulary has ids 0 to {vocab_size - 1}")
+    for row in params:
+        check_bias(row, vocab_size)
     stops = [() if row.ignore_eos else tuple(eos_token_ids) for row in params]
 
     def numbers(name: str) -> Any:

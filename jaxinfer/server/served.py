@@ -7,8 +7,9 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from jaxinfer import __version__
+from jaxinfer.decoding.registry import parse_strategy
 from jaxinfer.engine.engine import Engine
-from jaxinfer.errors import RequestCancelled
+from jaxinfer.errors import InvalidOption, RequestCancelled
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.sampling.params import SamplingParams
 from jaxinfer.server.api.choices import Head
@@ -37,6 +38,8 @@ class Served:
     def __init__(
         self, lm: LanguageModel, engine: Engine, options: ServerOptions, strategy: str, log: RequestLog | None = None
     ) -> None:
+        if getattr(parse_strategy(strategy), "n", 1) != 1:
+            raise InvalidOption(f"strategy {strategy}: leave n out: each request says how many texts it wants")
         self.lm, self.engine, self.options, self.strategy, self.log = lm, engine, options, strategy, log
         self.created = int(time.time())
         self.rates = Rates(options.requests_per_minute, options.tokens_per_minute)

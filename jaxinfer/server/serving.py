@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 import uvicorn
@@ -19,6 +20,8 @@ from jaxinfer.server.served import Served
 # Between looks at what still runs; and for the last bytes of answers that were cut short.
 _LOOK_SECONDS = 0.02
 _LAST_BYTES_SECONDS = 1
+# For reading requests, whose grammars may take seconds.
+_THREADS = 64
 
 
 class Serving:
@@ -65,6 +68,8 @@ class Serving:
 
     async def _run(self, on_listening: Callable[[str], None]) -> None:
         self._loop = asyncio.get_running_loop()
+        # More than asyncio has on a few cores, or requests whose grammars take long would keep all others waiting.
+        self._loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="jaxinfer-serve"))
         if self._served.is_draining:
             self._stopping.set()
         if threading.current_thread() is threading.main_thread():

@@ -3,6 +3,7 @@
 import asyncio
 import atexit
 import gc
+import sys
 import threading
 import time
 
@@ -200,6 +201,20 @@ def test_a_callback_gets_every_piece_and_its_mistakes_are_its_own(engine):
     assert "".join(piece.text for piece in pieces) == text
     with pytest.raises(EngineError, match="callback raised ZeroDivisionError"):
         bad.result(60.0)
+
+
+def test_a_callback_that_ends_the_program_ends_its_own_request(engine):
+    bad = engine.submit("A small", max_new_tokens=20, callback=lambda piece: sys.exit(3))
+    good = engine.submit("The old", max_new_tokens=20)
+    with pytest.raises(EngineError, match="callback raised SystemExit"):
+        bad.result()
+    assert good.result().tokens
+    assert engine.is_open
+
+
+def test_a_bias_on_what_is_no_token_is_refused_before_anything_runs(engine):
+    with pytest.raises(InvalidOption, match="logit_bias names token 1000000"):
+        engine.submit("The old", sampling=SamplingParams(logit_bias={10**6: 1.0}))
 
 
 def test_a_callback_may_submit_and_cancel_but_not_wait_for_the_engine(engine):
