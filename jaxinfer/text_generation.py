@@ -34,31 +34,44 @@ class TextRow:
     stop_ids: frozenset[int]
     stream: TextStream | None
     tokens: list[int] = field(default_factory=list)
+    num_told: int = 0
     is_cut: bool = False
     is_over: bool = False
+    _texts: list[str] = field(default_factory=list)
 
     def take(self, new_tokens: list[int], is_last: bool) -> StreamPiece:
-        """Add tokens; return the text that is now certain, and the tokens up to the end of a stop string."""
+        """Add tokens; return the text that is now certain, and the tokens up to the end of a stop string.
+
+        Tokens that a stop string may yet cut off are not told before they are read: pieces have the tokens of the
+        result, however they are cut.
+        """
         if self.is_over:
             return StreamPiece("")
         self.is_over = is_last
-        num_before = len(self.tokens)
         self.tokens += new_tokens
         if self.stream is None:
+            self.num_told = len(self.tokens)
             return StreamPiece("", tuple(new_tokens))
         texts = [self.stream.push([token]) for token in (new_tokens[:-1] if self.ends_by_token else new_tokens)]
         texts += [""] * (len(new_tokens) - len(texts))
         text = "".join(texts)
+        self._texts += texts
         if is_last:
             rest = self.stream.finish()
             text += rest
-            if texts:
-                texts[-1] += rest
+            if self._texts:
+                self._texts[-1] += rest
         if self.stream.stopped:
             self.is_cut = self.is_over = True
             del self.tokens[(self.stream.stop_token_index or 0) + 1 :]
-        kept = tuple(self.tokens[num_before:])
-        return StreamPiece(text, kept, tuple(texts[: len(kept)]))
+        waiting = self.stream.num_unread if self.request.request.sampling.stop and not self.is_over else 0
+        start, self.num_told = self.num_told, len(self.tokens) - waiting
+        count = self.num_told - start
+        told, later = self._texts[:count], self._texts[count:]
+        self._texts = later if waiting else []
+        if told and not waiting:  # text that a token after the stop string's end has released
+            told[-1] += "".join(later)
+        return StreamPiece(text, tuple(self.tokens[start : self.num_told]), tuple(told))
 
     @property
     def ends_by_token(self) -> bool:
@@ -129,11 +142,11 @@ def _add_details(piece: StreamPiece, row: TextRow, index: int, batch: Runner) ->
 
 
 def add_details(piece: StreamPiece, row: TextRow, from_draft: Sequence[bool], logprobs: Sequence[float]) -> StreamPiece:
-    """Add what is known of a piece's tokens, the last that the row has taken; lists are of the row's, and may go on.
+    """Add what is known of a piece's tokens, the last that the row has told; lists are of the row's, and may go on.
 
     ``logprobs`` is looked at only if the request asks for them.
     """
-    request, end = row.request.request, len(row.tokens)
+    request, end = row.request.request, row.num_told
     start = end - len(piece.tokens)
     return replace(
         piece,

@@ -31,7 +31,7 @@ class TextStream:
         text = tokenizer.decode(self._window)
         self._consumed = _measure_certain(text)  # characters of the window's text
         self._prompt_broken = text[self._consumed :]
-        self._num_unread = 0  # tokens at the window's end whose text is not consumed yet
+        self.num_unread = 0  # last tokens whose text is not read yet: a stop string may end before them
 
     @property
     def text(self) -> str:
@@ -55,7 +55,7 @@ class TextStream:
             return ""
         self._window.append(token)
         self._num_pushed += 1
-        self._num_unread += 1
+        self.num_unread += 1
         # If a run of byte tokens is invalid, it decodes to U+FFFD from its first byte on: wait for the run's end.
         if token in self._byte_ids:
             return ""
@@ -80,12 +80,12 @@ class TextStream:
             self.stop_token_index = self._find_stop_token(text, end - scan.overshoot)
         self._prompt_broken = ""
         self._consumed = end
-        self._num_unread = 0
+        self.num_unread = 0
         return scan.text
 
     def _find_stop_token(self, text: str, cut: int) -> int:
         """Return the index of the first unread token at which the window's text reached character ``cut``."""
-        for num_later in range(self._num_unread - 1, 0, -1):
+        for num_later in range(self.num_unread - 1, 0, -1):
             if self._tokenizer.decode(self._window[:-num_later])[:cut] == text[:cut]:
                 return self._num_pushed - 1 - num_later
         return self._num_pushed - 1

@@ -6,6 +6,8 @@ _PUBLISHED = "jaxinfer/checkpoint/published"
 _TESTS = "tests/checkpoint/published"
 _NUMBERS = f"{_TESTS}/test_parity.py::test_kernels_stand_for_the_numbers_of_the_file"
 
+_UNDERSTOOD = "tests/checkpoint/published/test_understood.py"
+
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "zeros of GPTQ's second version are plus one too",
@@ -97,5 +99,26 @@ FAULTS: tuple[Fault, ...] = (
         "for place in (0, 2, 4, 6)",
         "for place in (6, 4, 2, 0)",
         "tests/checkpoint/published/test_parity.py::test_kernels_stand_for_the_numbers_of_the_file",
+    ),
+    Fault(
+        "a class of layers goes before what names a module",
+        "jaxinfer/checkpoint/published/compressed_tensors.py",
+        "key=lambda target: _rank(module, target)",
+        "key=lambda target: -_rank(module, target)",
+        f"{_UNDERSTOOD}::test_other_words_mean_the_same_numbers",
+    ),
+    Fault(
+        "zero points of weights that are said to have none are not looked at",
+        "jaxinfer/checkpoint/published/compressed_tensors.py",
+        "if weights.is_symmetric and zeros in stored.shapes:",
+        "if False:",
+        "tests/checkpoint/published/test_refused.py::test_damage_is_named",
+    ),
+    Fault(
+        "a module of BitNet is converted though the one around it is not",
+        "jaxinfer/checkpoint/published/bitnet.py",
+        "return module.endswith(key) or re.match",
+        "return module.endswith(key) or False and re.match",
+        f"{_UNDERSTOOD}::test_modules_of_bitnet_that_are_not_converted_stay_plain",
     ),
 )
