@@ -299,7 +299,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a callback's mistake ends the engine",
         _CORE,
-        "            except Exception as error:\n                # A callback",
+        "            except BaseException as error:\n                # A callback",
         "            except MemoryError as error:\n                # A callback",
         f"{_USERS}::test_a_callback_gets_every_piece_and_its_mistakes_are_its_own",
     ),
