@@ -362,12 +362,12 @@ def test_what_is_cached_is_no_part_of_the_budget():
     bench = Bench(pages=100, max_batch_prefill_tokens=40, max_rows=4)
     first = bench.add(range(64), new=1)
     bench.run()
-    filling = [bench.add(range(100, 138), new=2), bench.add([*range(64), 90], new=2)]
+    filling = [bench.add(range(100, 138), new=2), bench.add([*range(32), 90], new=2)]
     bench.step()
     bench.step()
     assert filling[1].stage is not Stage.WAITING
     bench.run()
-    assert (first.cached_tokens, filling[1].cached_tokens) == (0, 64)
+    assert (first.cached_tokens, filling[1].cached_tokens) == (0, 32)
 
 
 def test_what_a_request_computes_again_was_not_cached():
