@@ -7,81 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxinfer.engine.config import EngineConfig
-from jaxinfer.engine.held_pages import HeldPages
-from jaxinfer.engine.pages import PagePool
-from jaxinfer.engine.prefixes import PrefixIndex
-from jaxinfer.engine.scheduler import Chunk, Restore, Scheduler, Window
-from jaxinfer.engine.sequence import EngineSequence, Stage
-
-
-class Bench:
-    """A scheduler whose device draws token 7 at every step, one a step."""
-
-    def __init__(self, pages=40, tokens_per_step=1, headroom=1, shares_answers=True, **options):
-        options = {"max_rows": 4, "page_size": 8, "prefill_chunk": 16, "steps_per_look": 2, **options}
-        self.config = EngineConfig(**options)
-        self.pool = PagePool(pages + 1)
-        self.index = PrefixIndex(self.pool, self.config.page_size)
-        held = HeldPages(self.config, self.pool, self.index, headroom=headroom, shares_answers=shares_answers)
-        self.scheduler = Scheduler(self.config, held, tokens_per_step=tokens_per_step)
-        self.scheduler.preempt = self._preempt
-        self.numbers, self.now, self.log, self.copied = itertools.count(), 0.0, [], []
-        self.offloads = self.config.preemption == "offload"
-        self.per_step = tokens_per_step
-
-    def add(self, tokens, new=4, **options):
-        tokens = [1] * tokens if isinstance(tokens, int) else list(tokens)
-        sequence = EngineSequence(next(self.numbers), tokens, len(tokens) + new, self.now, **options)
-        self.scheduler.add(sequence)
-        return sequence
-
-    def step(self):
-        """Do the next action and check that no page or row is lost."""
-        action = self.scheduler.next(self.now)
-        if isinstance(action, Chunk):
-            assert action.start == action.sequence.computed
-            if action.copied is not None:
-                self.copied.append(action.copied)
-            self.log.append(("chunk", action.sequence.number, action.start, action.count))
-            if self.scheduler.computed(action) and len(action.sequence.tokens) == action.sequence.prompt_length:
-                self._draw(action.sequence, 1)
-        elif isinstance(action, Restore):
-            self.log.append(("restore", action.sequence.number))
-            action.sequence.saved, action.sequence.computed = None, len(action.sequence.tokens) - 1
-            self.scheduler.restored(action.sequence)
-        elif isinstance(action, Window):
-            self.log.append(("window", *(sequence.number for sequence in action.sequences)))
-            for sequence in action.sequences:
-                # All that a step may write has a page.
-                reach = min(len(sequence.tokens) + action.steps * self.per_step, sequence.max_length)
-                assert len(sequence.pages) >= self.scheduler.held.pages_for(reach)
-                self._draw(sequence, action.steps * self.per_step)
-            self.scheduler.ran(action.steps)
-        self.scheduler.check()
-        self.now += 1.0
-        return action
-
-    def run(self, most=2000):
-        for _ in range(most):
-            if self.step() is None:
-                return
-        raise AssertionError("the scheduler never comes to an end")
-
-    def _draw(self, sequence, count):
-        count = min(count, sequence.max_length - len(sequence.tokens))
-        sequence.tokens += [7] * count
-        if len(sequence.tokens) == sequence.max_length:
-            self.scheduler.end(sequence)
-
-    def _preempt(self, sequence):
-        self.log.append(("preempt", sequence.number))
-        if self.offloads and sequence.stage is Stage.RUNNING:
-            sequence.saved = "kept"
-
-
-def chunks_of(bench, number):
-    return [entry[2:] for entry in bench.log if entry[:2] == ("chunk", number)]
+from jaxinfer.engine.scheduler import Chunk, Window
+from jaxinfer.engine.sequence import Stage
+from tests.engine.scheduled import Bench, chunks_of
 
 
 def test_windows_are_short_while_a_prompt_is_computed():
@@ -326,61 +254,6 @@ def test_a_higher_priority_takes_the_pages_of_a_lower_one_that_came_first():
     assert high.preemptions == 0
 
 
-def test_total_and_prefill_budgets():
-    bench = Bench(pages=100, max_batch_total_tokens=50, max_rows=4)
-    for _ in range(3):
-        bench.add(8, new=16)
-    while bench.step() is not None:
-        scheduler = bench.scheduler
-        assert sum(each.max_length for each in (*scheduler.prefilling, *scheduler.running)) <= 50
-    bench = Bench(pages=100, max_batch_prefill_tokens=40, max_rows=4)
-    for _ in range(3):
-        bench.add(32, new=2)
-    while bench.step() is not None:
-        assert sum(each.to_fill - each.computed for each in bench.scheduler.prefilling) <= 40
-
-
-def test_a_prompt_over_the_budget_waits_for_nobody_and_keeps_nobody_waiting():
-    """It is computed beside those that decode; shorter ones come and go meanwhile, and another such one waits."""
-    bench = Bench(pages=400, max_batch_prefill_tokens=40, max_rows=8)
-    other = bench.add(8, new=400)
-    for _ in range(4):
-        bench.step()
-    long, longer = bench.add(range(400, 560)), bench.add(range(2, 202))
-    short = bench.add(range(300, 312), new=2)
-    for _ in range(60):
-        bench.step()
-        prefilling = bench.scheduler.prefilling
-        assert sum(each.left_to_fill > 40 for each in prefilling) <= 1
-        assert sum(each.left_to_fill for each in prefilling if each.left_to_fill <= 40) <= 40
-    assert other.stage is Stage.RUNNING
-    assert long.stage is longer.stage is short.stage is Stage.ENDED
-    assert bench.log.index(("chunk", short.number, 0, 12)) < bench.log.index(("chunk", long.number, 144, 16))
-
-
-def test_what_is_cached_is_no_part_of_the_budget():
-    bench = Bench(pages=100, max_batch_prefill_tokens=40, max_rows=4)
-    first = bench.add(range(64), new=1)
-    bench.run()
-    filling = [bench.add(range(100, 138), new=2), bench.add([*range(32), 90], new=2)]
-    bench.step()
-    bench.step()
-    assert filling[1].stage is not Stage.WAITING
-    bench.run()
-    assert (first.cached_tokens, filling[1].cached_tokens) == (0, 32)
-
-
-def test_what_a_request_computes_again_was_not_cached():
-    bench = Bench(pages=20, max_rows=2, preemption="recompute", aging_seconds=1e9)
-    low = bench.add([1, 2, 3, 4], new=100)
-    for _ in range(10):
-        bench.step()
-    bench.add([5] * 8, new=140, priority=1)
-    bench.run()
-    assert low.preemptions
-    assert low.cached_tokens == 0
-
-
 def test_those_that_are_cancelled_or_late_are_named_wherever_they_are():
     bench = Bench(max_rows=1)
     running, waiting = bench.add(4, new=50), bench.add(4, deadline=30.0)
@@ -395,67 +268,6 @@ def test_those_that_are_cancelled_or_late_are_named_wherever_they_are():
     assert bench.scheduler.is_idle
     assert bench.pool.in_use == 0
     bench.scheduler.check()
-
-
-def test_pinned_pages_stay_until_they_are_let_go():
-    bench = Bench(pages=8)
-    text = list(range(16))
-    bench.add(text, new=1)
-    bench.run()
-    bench.scheduler.held.pin("system", bench.index.keys(text, ""))
-    for start in range(100, 400, 20):
-        bench.add(range(start, start + 20))
-        bench.run()
-    assert bench.scheduler.held.most_pages() == 6
-    last = bench.add([*text, 1, 2])
-    bench.run()
-    assert chunks_of(bench, last.number) == [(16, 2)]
-    bench.scheduler.held.unpin("system")
-    assert bench.pool.in_use == 0
-    bench.scheduler.check()
-
-
-def pin(bench, text, name="system"):
-    bench.add(text, new=1)
-    bench.run()
-    bench.scheduler.held.pin(name, bench.index.keys(text, ""))
-
-
-def test_pinned_pages_count_for_those_that_begin_with_them():
-    """Six of eight pages are pinned: two are left for a text of eight pages that begins with them, and it is served."""
-    bench = Bench(pages=8)
-    text = list(range(48))
-    pin(bench, text)
-    pin(bench, text, "the same again")
-    sequence = bench.add([*text, 1, 2], new=12)
-    other = bench.add([9, *text, 2], new=12)
-    assert bench.scheduler.held.most_pages() == 2
-    assert bench.scheduler.held.own_pages(sequence, "") == 2
-    assert bench.scheduler.held.fits(sequence, "")
-    assert not bench.scheduler.held.fits(other, "")
-    assert not bench.scheduler.held.fits(sequence, "another tenant")
-    bench.scheduler.end(other)
-    bench.run()
-    assert len(sequence.tokens) == sequence.max_length
-    bench.scheduler.held.unpin("system")
-    assert bench.scheduler.held.most_pages() == 2
-    bench.scheduler.held.unpin("the same again")
-    assert bench.scheduler.held.most_pages() == 8
-
-
-def test_one_that_made_room_comes_back_on_pinned_pages():
-    """What was saved is for pages of its own, of which there are too few: it is computed again instead."""
-    bench = Bench(pages=10, max_rows=2, aging_seconds=1e9)
-    text = list(range(48))
-    pin(bench, text)
-    low = bench.add([*text, 1, 2], new=20)
-    for _ in range(3):
-        bench.step()
-    high = bench.add([5] * 4, new=20, priority=1)
-    bench.run()
-    assert low.preemptions >= 1
-    assert ("restore", low.number) not in bench.log
-    assert all(len(each.tokens) == each.max_length for each in (low, high))
 
 
 def test_nobody_comes_back_for_no_more_than_to_make_room_again():

@@ -441,4 +441,18 @@ FAULTS: tuple[Fault, ...] = (
         """{"name": called[call_id]}""",
         "tests/server/tools/test_templates.py::test_results_come_after_their_calls_and_the_answer_after_them",
     ),
+    Fault(
+        "requests are read in as few threads as there are by default",
+        "jaxinfer/server/serving.py",
+        "ThreadPoolExecutor(_THREADS,",
+        "ThreadPoolExecutor(6,",
+        "tests/server/test_slow_requests.py::test_requests_that_take_long_to_read_keep_nobody_waiting",
+    ),
+    Fault(
+        "a strategy may say how many texts each request gets",
+        "jaxinfer/server/served.py",
+        'if getattr(parse_strategy(strategy), "n", 1) != 1:',
+        "if False:",
+        "tests/server/test_slow_requests.py::test_a_strategy_that_says_how_many_texts_a_request_gets_is_refused",
+    ),
 )
