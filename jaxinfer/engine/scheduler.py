@@ -270,10 +270,11 @@ class Scheduler:
         A text that is longer than that by itself comes one at a time and does not count: those beside it are shorter,
         and are computed first.
         """
-        most = self.config.max_batch_prefill_tokens
+        if sequence.saved is not None:
+            return True
+        most, to_compute = self.config.max_batch_prefill_tokens, sequence.left_to_fill
         uncomputed = [each.left_to_fill for each in self.prefilling]
-        to_compute, room = 0 if sequence.saved is not None else sequence.left_to_fill, most
-        room -= sum(left for left in uncomputed if left <= most)
+        room = most - sum(left for left in uncomputed if left <= most)
         if to_compute > min(most, room):
             to_compute -= self.held.num_found(sequence)
         return to_compute <= room if to_compute <= most else all(left <= most for left in uncomputed)
