@@ -55,7 +55,7 @@ def test_log_probabilities_are_those_of_the_raw_logits_of_a_full_forward(lm):
 
 @pytest.mark.slow
 def test_a_prompt_prefilled_in_chunks_equals_one_prefilled_whole(random_lm):
-    """700 tokens run in chunks of 512."""
+    """700 tokens run in chunks of 128."""
     lm, tokens = random_lm, np.random.default_rng(0).integers(2, 258, 700).tolist()
     cache = create_cache(lm.config, 1, 1024, lm.backend)
     padded_1T = jax.numpy.asarray([tokens + [0] * 324], "int32")

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxinfer.cache.layouts import CacheLayout
-from jaxinfer.decoding.programs import PREFILL_CHUNK
+from jaxinfer.decoding.programs import prefill_chunk
 from jaxinfer.decoding.step import forward_prompt
 from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.model import Model
@@ -48,7 +48,8 @@ def retell(
     model, num_outputs = Model(decoder, params), rivals_BM.shape[1]
     batch, num_tokens = text_BT.shape
     cache = create_cache(decoder.config, batch, num_tokens, decoder.backend, layout=layout)
-    hidden_BTD, _ = forward_prompt(model, text_BT, lengths_B, cache, PREFILL_CHUNK, context_lengths_B)
+    chunk = prefill_chunk(decoder.backend, num_tokens)
+    hidden_BTD, _ = forward_prompt(model, text_BT, lengths_B, cache, chunk, context_lengths_B)
     offset_M = jnp.arange(num_outputs, dtype=jnp.int32)
     before_BM = jnp.minimum(prompt_lengths_B[:, None] - 1 + offset_M, num_tokens - 1)
     positions_BM = prompt_lengths_B[:, None] + offset_M

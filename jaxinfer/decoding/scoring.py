@@ -124,4 +124,5 @@ def hidden_states(
     model = Model.adapted(decoder, params, adapters_B)
     batch, num_slots = tokens_BT.shape
     cache = create_cache(decoder.config, batch, num_slots, decoder.backend)
-    return forward_prompt(model, tokens_BT, lengths_B, cache, prefill_chunk(decoder.backend))[0]
+    chunk = prefill_chunk(decoder.backend, tokens_BT.shape[1])
+    return forward_prompt(model, tokens_BT, lengths_B, cache, chunk)[0]

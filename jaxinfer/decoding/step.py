@@ -41,7 +41,7 @@ def forward_prompt(
     ``context_lengths_B`` are the lengths that rotary positions are for, where those are not the prompts' own.
     Above ``chunk`` tokens, which then divides T, it runs in chunks, so that attention scores never span the square of
     a long prompt; but all at once where it goes around a ring of devices, each of which has parts of it. What stands
-    past a row's length is computed and means nothing.
+    past a row's length means nothing.
     """
     batch, num_tokens = tokens_BT.shape
     size, backend = min(chunk, num_tokens), model.decoder.backend
@@ -74,7 +74,18 @@ def forward_prompt(
 
     dtype = jnp.dtype(backend.compute_dtype)
     hidden_BTD = jnp.zeros((batch, num_tokens, model.config.model_dim), dtype)
-    return jax.lax.fori_loop(0, num_tokens // size, advance, (hidden_BTD, cache))
+    in_block_B = lengths_B if begin_B is None else lengths_B - begin_B
+    return jax.lax.fori_loop(0, num_passes(in_block_B, num_tokens, size, backend), advance, (hidden_BTD, cache))
+
+
+def num_passes(lengths_B: Int[Array, " B"], num_tokens: int, size: int, backend: Backend) -> Int[Array, ""] | int:
+    """Return how many chunks of ``size`` tokens of prompts, which are padded to ``num_tokens``, have any of them.
+
+    On a CPU, where padding takes as long as tokens do; elsewhere all, so that the compiler knows their number and
+    `jaxinfer.planning` counts them.
+    """
+    most = num_tokens // size
+    return jnp.clip(-(-jnp.max(lengths_B) // size), 1, most) if backend.platform == "cpu" else most
 
 
 def _forward_around(

@@ -223,11 +223,14 @@ def attend_partially(
 def _layer(
     held_BSF: jax.Array | Layer, num_kv_heads: int | None, head_dim: int, backend: Backend, widens: bool = True
 ) -> Layer:
-    """Return slots; if it ``widens``, rows in bytes become numbers of the compute dtype."""
+    """Return slots; if it ``widens``, rows in bytes, or floats that a CPU keeps short, are of the compute dtype."""
     if widens and holds_bytes(held_BSF.dtype):
         assert num_kv_heads is not None
         rows_BSF = held_BSF.copied() if isinstance(held_BSF, Layer) else held_BSF
         held_BSF = to_numbers(rows_BSF, num_kv_heads, head_dim, backend.kv_shards, backend.compute_dtype)
+    elif widens and backend.platform == "cpu" and held_BSF.dtype != backend.compute_dtype:
+        rows_BSF = held_BSF.copied() if isinstance(held_BSF, Layer) else held_BSF
+        held_BSF = rows_BSF.astype(backend.compute_dtype)
     return held_BSF if isinstance(held_BSF, Layer) else Layer(held_BSF[None], 0, held_BSF.shape[1])
 
 

@@ -77,5 +77,10 @@ def as_rows(rows_BTKH: Float[Array, "B T K H"], buffer: Num[Array, "*lead F"], b
         return jnp.zeros((*rows_BTKH.shape[:2], 0), buffer.dtype)
     if holds_bytes(buffer.dtype):
         return to_bytes(rows_BTKH, buffer.dtype, buffer.shape[-1], backend.kv_shards)
-    rows_BTI = rows_BTKH.reshape(*rows_BTKH.shape[:2], -1).astype(buffer.dtype)
+    rows_BTI = rows_BTKH.reshape(*rows_BTKH.shape[:2], -1)
+    if buffer.dtype == jnp.float16 and rows_BTI.dtype != jnp.float16:
+        # The largest numbers that float16 has: infinite ones would make a text nothing but NaN.
+        most = float(jnp.finfo(jnp.float16).max)
+        rows_BTI = jnp.clip(rows_BTI, -most, most)
+    rows_BTI = rows_BTI.astype(buffer.dtype)
     return jnp.pad(rows_BTI, ((0, 0), (0, 0), (0, buffer.shape[-1] - rows_BTI.shape[-1])))

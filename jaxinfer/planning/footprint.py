@@ -108,7 +108,7 @@ def pipeline_schedule(deployment: Deployment, tokens: int) -> Schedule:
     headroom, slots = step_headroom(deployment.strategy, backend), deployment.num_slots
     cache = jax.eval_shape(lambda: create_cache(config, deployment.rows, slots, backend, headroom))
     blocks = placed_params(config, backend, deployment.mesh.abstract, deployment.few_bits)["blocks"]
-    return pass_schedule(backend, blocks, cache, deployment.rows, min(tokens, prefill_chunk(backend)))
+    return pass_schedule(backend, blocks, cache, deployment.rows, min(tokens, prefill_chunk(backend, tokens)))
 
 
 def decode_floor(footprint: Footprint, num_tokens: int = 1) -> int:

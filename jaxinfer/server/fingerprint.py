@@ -2,7 +2,6 @@
 
 from jaxinfer import __version__
 from jaxinfer.language_model import LanguageModel
-from jaxinfer.ops.rows_in_bytes import holds_bytes
 
 
 def system_fingerprint(lm: LanguageModel, adapter: str | None = None) -> str:
@@ -10,7 +9,7 @@ def system_fingerprint(lm: LanguageModel, adapter: str | None = None) -> str:
     backend, sparsity = lm.backend, lm.backend.sparsity
     changed = {
         "activations": backend.activations,
-        "cache": backend.cache_dtype if holds_bytes(backend.cache_dtype) else None,
+        "cache": None if backend.cache_dtype in (backend.param_dtype, backend.compute_dtype) else backend.cache_dtype,
         "collectives": backend.collectives,
         # What is exact decides nothing.
         "sparsity": None if sparsity is None or sparsity.kind == "exact" else sparsity.name,

@@ -146,6 +146,20 @@ def test_rows_in_bytes_are_read_as_the_numbers_that_they_stand_for(dtype, vector
         np.testing.assert_array_equal(few, found[..., 1:2, :])
 
 
+@pytest.mark.skipif("float16" not in HOST.dtypes, reason="the processor does not widen float16")
+@pytest.mark.parametrize("vectors", [HOST, *SMALLER[:2]])
+def test_float16_is_read_as_the_float32_that_it_is(vectors):
+    """In every bit, whether a head fills whole vectors or not; and nothing past the last number is read."""
+    for tokens, numbers, extent in ((1, 64, 300), (3, 24, 170), (BLOCK + 5, 80, 140)):
+        rng = np.random.default_rng(tokens)
+        query, mask = drawn(rng, (2, 3, 2, tokens, numbers)), rng.random((2, tokens, extent)) < 0.6
+        keys, values = (drawn(rng, (2, 2, extent, 3 * numbers), "float16") for _ in range(2))
+        wide = (each.astype(np.float32) for each in (keys, values))
+        expected = attend_directly(query, *wide, 1, mask, 2.5, vectors)
+        guarded = (beside_a_guard(each, at_end=True) for each in (keys, values))
+        np.testing.assert_array_equal(attend_directly(query, *guarded, 1, mask, 2.5, vectors), expected)
+
+
 def test_xla_calls_the_kernel_of_bytes():
     rng = np.random.default_rng(5)
     query, mask = drawn(rng, (2, 3, 2, 4, 48)), rng.random((2, 4, 150)) < 0.6

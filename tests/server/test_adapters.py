@@ -102,3 +102,7 @@ def test_a_fingerprint_names_all_that_decides_an_answer(tiny_llama_folder, tmp_p
         {"sparsity": "topk:4"},
     )
     assert len({plain, *(system_fingerprint(jaxinfer.load(folder, **way)) for way in ways)}) == 5
+    short = jaxinfer.load(folder, dtype="bfloat16")
+    assert short.backend.cache_dtype == "float16"
+    wide = short.changed(short.params, backend=replace(short.backend, cache_dtype="float32"))
+    assert system_fingerprint(short) != system_fingerprint(wide)

@@ -13,7 +13,7 @@ from jaxinfer.decoding.batch import Request, RowCounts, cache_bucket, prompt_buc
 from jaxinfer.decoding.beam.rule import num_candidates, score_dtype, search_rule
 from jaxinfer.decoding.beam.state import initial_beams
 from jaxinfer.decoding.beam.step import prefill_beams, renew_beams, run_beams
-from jaxinfer.decoding.programs import PREFILL_CHUNK, Programs
+from jaxinfer.decoding.programs import Programs, prefill_chunk
 from jaxinfer.decoding.rope_crossing import crossed_lengths, reachable_lengths
 from jaxinfer.decoding.strategies.beam import BeamSearch
 from jaxinfer.models.decoder import create_cache
@@ -76,7 +76,7 @@ class BeamBatch:
         began = time.perf_counter()
         self._state = self._run(
             prefill_beams,
-            (num_tokens, PREFILL_CHUNK, self._num_candidates),
+            (num_tokens, prefill_chunk(backend, num_tokens), self._num_candidates),
             2,
             params,
             self._rule,
@@ -117,7 +117,8 @@ class BeamBatch:
         compiled_before, began = self.compile_seconds, time.perf_counter()
         if (self._done_B | self._waits_B).all() and self._waits_B.any():
             num_tokens = prompt_bucket(int(self._fetch(self._state.lengths_B)[self._waits_B].max()) - 1)
-            self._state = self._run(renew_beams, (num_tokens, PREFILL_CHUNK), 1, self._params, self._state)
+            chunk = prefill_chunk(self._programs.decoder.backend, num_tokens)
+            self._state = self._run(renew_beams, (num_tokens, chunk), 1, self._params, self._state)
         static, steps = (self._num_candidates,), np.int32(max_steps)
         self._state = self._run(run_beams, static, 2, self._params, self._rule, self._state, steps)
         self._refresh()

@@ -57,7 +57,7 @@ def prefill_search(
     """Write all but the last token of each text into the cache; return how many tokens of each it lacks: one."""
     model = Model.adapted(decoder, params, state.adapters_B)
     text_BT, counts_B = state.tokens_BS[:, :num_tokens], state.lengths_B - 1
-    chunk = prefill_chunk(decoder.backend)
+    chunk = prefill_chunk(decoder.backend, text_BT.shape[1])
     _, cache = forward_prompt(model, text_BT, counts_B, state.cache, chunk, state.context_lengths_B)
     return state._replace(cache=cache), jnp.ones_like(state.lengths_B)
 

@@ -16,7 +16,7 @@ from jaxinfer.decoding.drafting.model_tree import Level, check_ranks, draft_tree
 from jaxinfer.decoding.drafting.schedules import FIRST, MOST, SCHEDULES, Lengths, Schedule, first_lengths, next_lengths
 from jaxinfer.decoding.drafting.spare_devices import spare_devices
 from jaxinfer.decoding.options import check_choice, check_range
-from jaxinfer.decoding.programs import PREFILL_CHUNK
+from jaxinfer.decoding.programs import prefill_chunk
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.step import forward_prompt
 from jaxinfer.decoding.strategy import Prefilled, Proposal, Strategy, Target, Verified, made_anew
@@ -249,7 +249,8 @@ class DraftModel(Strategy):
         tokens_BT = state.tokens_BS[:, : prefilled.num_tokens]
         # All but the current token: of a text that goes on, its output too.
         counts_B = state.lengths_B - 1
-        _, cache = forward_prompt(drafter, tokens_BT, counts_B, cache, PREFILL_CHUNK, state.context_lengths_B)
+        chunk = prefill_chunk(drafter.decoder.backend, prefilled.num_tokens)
+        _, cache = forward_prompt(drafter, tokens_BT, counts_B, cache, chunk, state.context_lengths_B)
         return DraftModelMemory(cache, first_lengths(batch, self.first))
 
     def propose(self, model: Model, params: Any, state: DecodeState, memory: DraftModelMemory) -> Proposal:

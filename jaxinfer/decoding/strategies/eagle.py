@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jaxinfer.checkpoint.drafters.eagle import read_eagle
 from jaxinfer.decoding.drafting.growing_drafter import GrowingDrafter
 from jaxinfer.decoding.options import check_range
-from jaxinfer.decoding.programs import PREFILL_CHUNK
+from jaxinfer.decoding.programs import prefill_chunk
 from jaxinfer.decoding.state import DecodeState
+from jaxinfer.decoding.step import num_passes
 from jaxinfer.decoding.strategy import Prefilled, Proposal, Target, current_tokens, few_nodes
 from jaxinfer.decoding.trees.dynamic import Beams, Growth, Guess, check_growth, follow, grow, read_growth
 from jaxinfer.errors import InvalidOption
@@ -118,15 +119,15 @@ class Eagle(GrowingDrafter):
         batch, num_slots = state.tokens_BS.shape
         assert self.shape is not None
         cache = create_eagle_cache(self.shape, batch, num_slots + self.num_run, model.decoder.backend)
-        num_tokens = prefilled.num_tokens
-        size = min(PREFILL_CHUNK, num_tokens)
+        num_tokens, backend = prefilled.num_tokens, model.decoder.backend
+        size = min(prefill_chunk(backend, num_tokens), num_tokens)
 
         def run_chunk(index: Any, cache: EagleCache) -> EagleCache:
             return self._read_text(model, params, state, cache, jnp.full((batch,), index * size, jnp.int32), size)[1]
 
         if num_tokens == size:
             return run_chunk(0, cache)
-        return jax.lax.fori_loop(0, num_tokens // size, run_chunk, cache)
+        return jax.lax.fori_loop(0, num_passes(state.lengths_B, num_tokens, size, backend), run_chunk, cache)
 
     def propose(self, model: Model, params: Params, state: DecodeState, memory: EagleCache) -> Proposal:
         # What it has read of these tokens' features it reads once more: how many are new differs from row to row.

@@ -10,7 +10,7 @@ from jaxinfer.checkpoint.mtp_layer import read_mtp
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.decoding.drafting.chain import draft_chain
 from jaxinfer.decoding.options import check_choice, check_range
-from jaxinfer.decoding.programs import PREFILL_CHUNK
+from jaxinfer.decoding.programs import prefill_chunk
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.step import forward_prompt
 from jaxinfer.decoding.strategy import Prefilled, Proposal, Strategy, Target
@@ -100,7 +100,8 @@ class Mtp(Strategy):
         cache = create_cache(layer.config, batch, num_slots, layer.backend, headroom)
         next_BT = jnp.pad(state.tokens_BS, ((0, 0), (0, 1)))[:, 1 : prefilled.num_tokens + 1]
         reader = _FeatureReader.of(layer, state, self.layer)
-        _, cache = forward_prompt(reader, next_BT, state.lengths_B - 1, cache, PREFILL_CHUNK, state.context_lengths_B)
+        chunk = prefill_chunk(layer.backend, prefilled.num_tokens)
+        _, cache = forward_prompt(reader, next_BT, state.lengths_B - 1, cache, chunk, state.context_lengths_B)
         return cache
 
     def propose(self, model: Model, params: Params, state: DecodeState, memory: LayeredCache) -> Proposal:

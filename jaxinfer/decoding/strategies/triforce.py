@@ -16,7 +16,7 @@ from jaxinfer.decoding.drafting.loaded_model import load_draft_model, place_draf
 from jaxinfer.decoding.drafting.model_chain import ModelChain
 from jaxinfer.decoding.drafting.speculate import future_chain, speculate
 from jaxinfer.decoding.options import check_range
-from jaxinfer.decoding.programs import PREFILL_CHUNK
+from jaxinfer.decoding.programs import prefill_chunk
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.step import forward_prompt
 from jaxinfer.decoding.strategies.autoregressive import Autoregressive
@@ -280,7 +280,7 @@ class TriForce(Strategy):
         headroom = self.headroom + _CATCH_UP
         layout = StreamingLayout(self.sinks, max(self.sizes(num_slots).window, headroom))
         cache = create_cache(self.config, batch, num_slots, self.backend, headroom, layout)
-        asked = state.lengths_B - 1, cache, PREFILL_CHUNK, state.context_lengths_B
+        asked = state.lengths_B - 1, cache, prefill_chunk(self.backend, num_tokens), state.context_lengths_B
         return forward_prompt(small, state.tokens_BS[:, :num_tokens], *asked)[1]
 
     def _full_parts(self, model: Model, state: DecodeState) -> list[WholeCache]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.decoding.batch import prompt_bucket
-from jaxinfer.decoding.programs import PREFILL_CHUNK
+from jaxinfer.decoding.programs import prefill_chunk
 from jaxinfer.decoding.step import forward_prompt
 from jaxinfer.errors import InvalidOption
 from jaxinfer.models.decoder import Decoder, create_cache
@@ -54,7 +54,8 @@ def _count_hits(
     """Count over one text; its length is padded to few different ones."""
     model, num_tokens = Model(decoder, params), tokens_1T.shape[1]
     cache = create_cache(decoder.config, 1, num_tokens, decoder.backend)
-    hidden_1TD, _ = forward_prompt(model, tokens_1T, length_1, cache, PREFILL_CHUNK)
+    chunk = prefill_chunk(model.decoder.backend, tokens_1T.shape[1])
+    hidden_1TD, _ = forward_prompt(model, tokens_1T, length_1, cache, chunk)
     place_T = jnp.arange(num_tokens)
 
     def ahead(distance: int) -> Any:

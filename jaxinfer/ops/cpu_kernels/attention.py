@@ -31,7 +31,9 @@ class Order(NamedTuple):
 def attends(dtype: Any, head_dim: int) -> bool:
     """Whether `attend_to_seen` supports keys and values of a dtype and a head width."""
     # Floats of 8 bits become float16 first.
-    needed = {"float32": "float32", "int8": "float32", "uint8": "float16"}.get(jnp.dtype(dtype).name)
+    needed = {"float32": "float32", "float16": "float16", "int8": "float32", "uint8": "float16"}.get(
+        jnp.dtype(dtype).name
+    )
     return needed is not None and multiplies(needed, head_dim)
 
 
@@ -49,8 +51,8 @@ def attend_to_seen(
 ) -> Float[Array, "B C R T H"]:
     """Attend from scaled queries to the first E slots of ``keys[layer]``; return the weighted means, in float32.
 
-    All inputs are float32, keys and values possibly rows in bytes. A slot has C heads of H numbers, and may have more,
-    which rows in bytes do not. Slot s of row b is slot ``s % Z`` of
+    All inputs are float32, keys and values possibly float16 or rows in bytes. A slot has C heads of H numbers, and may
+    have more, which rows in bytes do not. Slot s of row b is slot ``s % Z`` of
     page ``table_BX[b, s // Z]``, clipped to the pages there are; without a table, each row has a page of its own. Slots
     that no query of a batch row sees are not read. A query without visible slots gets the mean of all E. A ``softcap``
     c bounds each score x by ``c * tanh(x / c)``; 0 is none. ``order`` is that of the sequence (None: as the slots
@@ -70,7 +72,8 @@ def attend_to_seen(
     in_bytes, heads = holds_bytes(keys_LPZF.dtype), (query_BCRTH.shape[1], query_BCRTH.shape[4])
     fits &= (row_lanes(*heads) if in_bytes else heads[0] * heads[1]) <= shape[3]
     are_alike = values_LPZF.shape == shape and mask_BTE.shape[:2] == (batch, tokens)
-    are_alike &= keys_LPZF.dtype == values_LPZF.dtype and (in_bytes or keys_LPZF.dtype == jnp.float32)
+    is_known = in_bytes or keys_LPZF.dtype in (jnp.float32, jnp.float16)
+    are_alike &= keys_LPZF.dtype == values_LPZF.dtype and is_known
     if sink_logits_CR is None:
         sink_logits_CR = jnp.full(query_BCRTH.shape[1:3], -jnp.inf, jnp.float32)
     are_alike &= sink_logits_CR.shape == query_BCRTH.shape[1:3] and sink_logits_CR.dtype == jnp.float32
@@ -153,7 +156,7 @@ def _attend_jvp(primals: Any, tangents: Any) -> Any:
             found = stack[layer][table_BX].reshape(batch, -1, stack.shape[3])[:, :extent]
             if holds_bytes(stack.dtype):
                 found = to_numbers(found, heads, numbers, 1, jnp.float32)
-            return found[..., : heads * numbers].reshape(batch, extent, heads, numbers)
+            return found[..., : heads * numbers].reshape(batch, extent, heads, numbers).astype(jnp.float32)
 
         keys_BSCH, values_BSCH = by_head(keys), by_head(values)
         precision = jax.lax.Precision.HIGHEST

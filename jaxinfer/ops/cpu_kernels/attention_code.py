@@ -15,7 +15,7 @@ from jaxinfer.ops.cpu_kernels.handlers import Buffer, Plan, Record, make_module,
 from jaxinfer.ops.cpu_kernels.product_code import dot_functions
 from jaxinfer.ops.cpu_kernels.slot_bytes import scale_functions
 from jaxinfer.ops.cpu_kernels.softmax_code import soften_functions
-from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, SIZES, Vectors
+from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, SIZES, Vectors, in_bytes
 from jaxinfer.ops.cpu_kernels.weighted_sums import WIDEST, tile_rows, weighted_sum_functions
 
 # The slots of a piece of scores, and how far ahead values are prefetched: a multiple of the lanes of all processors.
@@ -23,6 +23,8 @@ CHUNK = 128
 # With more query rows per head than this, a thread takes as many rows from scores to results; with fewer, threads share
 # the slots. `jaxinfer bench latency` measures another value.
 BLOCK = 32
+# The slots that are worked on while the next ones are fetched.
+_AHEAD = 32
 # What a processor fetches at once.
 _LINE_BYTES = 64
 
@@ -48,13 +50,14 @@ def attention_module(vectors: Vectors, dtype: str = "float32") -> str:
     a score x to c * tanh(x / c). ``sinks[c * X / T + x / T]`` is a score of row x of part c that no value has; minus
     infinity is none.
 
-    Where ``dtype`` is int8 or uint8, k and v are rows in bytes of C heads (`jaxinfer.ops.rows_in_bytes`).
+    Where ``dtype`` is float16, k and v are, and are widened as they are read; where it is int8 or uint8, they are rows
+    in bytes of C heads (`jaxinfer.ops.rows_in_bytes`).
     """
     # Bytes are widened to float32 and never paired.
     of_dots = replace(vectors, pairs_bfloat16=False)
     functions = [
         *dot_functions(of_dots, dtype), *soften_functions(vectors), *weighted_sum_functions(vectors, dtype),
-        *(scale_functions(vectors, dtype, CHUNK) if dtype != "float32" else []),
+        *(scale_functions(vectors, dtype, _AHEAD) if in_bytes(dtype) else []),
     ]  # fmt: skip
     own = [_scores(dtype), _values(vectors, dtype), _seen(), _piece(), _short_piece(vectors), _long_piece(vectors)]
     plan = _Planner(vectors).plan
@@ -174,6 +177,30 @@ def _in_pages(
         yield begin, end, code.at(LLVM_TYPES[dtype], line, code.arithmetic("mul", group, numbers)), scale
 
 
+@contextmanager
+def _part_by_part(
+    code: Code, block: str, places: str, count: str, stride: str, width: str, dtype: str, scale: str
+) -> Iterator[tuple[str, str, str, str]]:
+    """Repeat what is written inside for parts of so many slots, while the processor fetches the next part.
+
+    It gets how many slots are before a part's, how many these are, and the addresses of their numbers and of, in bytes,
+    their scales.
+    """
+
+    def part_from(first: str) -> tuple[str, str, str]:
+        several = code.smaller(code.arithmetic("sub", count, first), _AHEAD)
+        place = code.arithmetic("mul", first, stride)
+        return several, code.at(LLVM_TYPES[dtype], places, place), code.at("i8", scale, place)
+
+    def fetch(name: str, several: str, line: str, of_scale: str) -> None:
+        _prefetch(code, f"{block}_{name}", line, several, stride, width, dtype, of_scale)
+
+    fetch("first", *part_from("0"))
+    with code.repeated(f"{block}_part", 0, count, _AHEAD) as part:
+        fetch("ahead", *part_from(code.arithmetic("add", part.index, _AHEAD)))
+        yield part.index, *part_from(part.index)
+
+
 def _walk(code: Code, batch: str) -> list[str]:
     """Return how many slots are near, where the ring turns, and where it ends."""
     walk, word = _RECORD.pointer(code, "walk"), code.arithmetic("mul", batch, 3)
@@ -214,18 +241,14 @@ def _scores(dtype: str) -> str:
     ):
         query = code.at("float", _RECORD.pointer(code, name), code.arithmetic("mul", row, numbers))
         with _in_pages(code, name, "k", "%item", first, last, dtype) as (begin, end, places, scale):
-            count = code.arithmetic("sub", end, begin)
-            code.branch(code.value(f"icmp sgt i64 {count}, 0"), f"some_{name}", f"after_{name}")
-            code.start(f"some_{name}")
-            _prefetch(code, f"ahead_{name}", places, code.smaller(count, CHUNK), stride, numbers, dtype, scale)
-            integers = ", ".join(f"i64 {each}" for each in ("%count", count, numbers, numbers, stride, slots))
-            scores = code.at("float", "%scores", begin)
-            code.effect(f"call void @dots(ptr {query}, ptr {places}, ptr {scores}, {integers})")
-            if dtype != "float32":
-                integers = ", ".join(f"i64 {each}" for each in ("%count", count, slots, stride, groups))
-                code.effect(f"call void @scale_scores(ptr {scores}, ptr {scale}, {integers})")
-            code.effect(f"br label %after_{name}")
-            code.start(f"after_{name}")
+            several = places, code.arithmetic("sub", end, begin), stride, numbers, dtype, scale
+            with _part_by_part(code, name, *several) as (before, count, line, of_scale):
+                integers = ", ".join(f"i64 {each}" for each in ("%count", count, numbers, numbers, stride, slots))
+                scores = code.at("float", "%scores", code.arithmetic("add", begin, before))
+                code.effect(f"call void @dots(ptr {query}, ptr {line}, ptr {scores}, {integers})")
+                if in_bytes(dtype):
+                    integers = ", ".join(f"i64 {each}" for each in ("%count", count, slots, stride, groups))
+                    code.effect(f"call void @scale_scores(ptr {scores}, ptr {of_scale}, {integers})")
     code.effect("ret void")
     return code.text()
 
@@ -241,7 +264,7 @@ def _values(vectors: Vectors, dtype: str) -> str:
     rows, numbers, slots, stride, groups, width = _numbers(
         code, "rows", "numbers", "slots", "stride", "groups", "width"
     )
-    scales = "" if dtype == "float32" else code.value(f"alloca [{CHUNK} x float], align 64")
+    scales = "" if not in_bytes(dtype) else code.value(f"alloca [{_AHEAD} x float], align 64")
     columns = code.smaller(code.arithmetic("sub", numbers, "%column"), width)
     row = code.arithmetic("add", code.arithmetic("mul", "%item", rows), "%row")
     place = code.arithmetic("add", code.arithmetic("mul", row, numbers), "%column")
@@ -251,21 +274,18 @@ def _values(vectors: Vectors, dtype: str) -> str:
     stretches = ("0", near_slots), (turn, ring_end), (near_slots, turn), (ring_end, slots)
     for index, (begin, end) in enumerate(stretches):
         stretch = code.larger(begin, "%first"), code.smaller(end, "%last")
-        with (
-            _in_pages(code, f"stretch_{index}", "v", "%item", *stretch, dtype) as (begin, end, values, scale),
-            code.repeated(f"chunk_{index}", begin, end, CHUNK) as chunk,
-        ):
-            count = code.smaller(code.arithmetic("sub", end, chunk.index), CHUNK)
-            place = code.arithmetic("mul", code.arithmetic("sub", chunk.index, begin), stride)
-            places = code.at(LLVM_TYPES[dtype], values, code.arithmetic("add", place, "%column"))
-            _prefetch(code, f"ahead_{index}", places, count, stride, columns, dtype, code.at("i8", scale, place))
-            integers = ", ".join(f"i64 {each}" for each in ("%count", count, slots, stride, numbers, columns))
-            weights = code.at("float", "%weights", chunk.index)
-            if scales:
-                of_slots = f"i64 {count}, i64 {stride}, i64 {groups}"
-                code.effect(f"call void @read_scales(ptr {code.at('i8', scale, place)}, ptr {scales}, {of_slots})")
-                integers += f", ptr {scales}"
-            code.effect(f"call void @add_weighted(ptr {weights}, ptr {places}, ptr {y}, ptr %totals, {integers})")
+        name = f"stretch_{index}"
+        with _in_pages(code, name, "v", "%item", *stretch, dtype) as (begin, end, places, scale):
+            places = code.at(LLVM_TYPES[dtype], places, "%column")
+            several = places, code.arithmetic("sub", end, begin), stride, columns, dtype, scale
+            with _part_by_part(code, name, *several) as (before, count, line, of_scale):
+                integers = ", ".join(f"i64 {each}" for each in ("%count", count, slots, stride, numbers, columns))
+                weights = code.at("float", "%weights", code.arithmetic("add", begin, before))
+                if scales:
+                    of_slots = f"i64 {count}, i64 {stride}, i64 {groups}"
+                    code.effect(f"call void @read_scales(ptr {of_scale}, ptr {scales}, {of_slots})")
+                    integers += f", ptr {scales}"
+                code.effect(f"call void @add_weighted(ptr {weights}, ptr {line}, ptr {y}, ptr %totals, {integers})")
     code.effect(f"call void @divide(ptr {y}, ptr %totals, i64 %count, i64 {numbers}, i64 {columns})")
     code.effect("ret void")
     return code.text() + _clear(vectors) + _divide(vectors)

@@ -114,6 +114,11 @@ def describe_vectors(triple: str, features: Mapping[str, bool]) -> Vectors | Non
     )
 
 
+def in_bytes(dtype: str) -> bool:
+    """Whether cached rows of this dtype are bytes with scales (`jaxinfer.ops.rows_in_bytes`)."""
+    return LLVM_TYPES[dtype] == "i8"
+
+
 def declarations(vectors: Vectors) -> str:
     """Return declarations of the LLVM functions that the code calls."""
     wide = vectors.wide

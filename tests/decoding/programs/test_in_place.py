@@ -24,7 +24,7 @@ def copies_in_loops(program: str, lanes: int, least: int) -> list[str]:
     Those that a program makes once, of what it is given, do not count.
     """
     loops = "".join(part for part in re.split(r"\n\n|\n(?=%)", program) if not part.startswith("ENTRY"))
-    found = re.findall(r"(%\S+) = \w+\[([\d,]+)\]\S* (?:copy|transpose)\(", loops)
+    found = re.findall(r"(%\S+) = \w+\[([\d,]+)\]\S* (?:copy|convert|transpose)\(", loops)
     shapes = [(name, list(map(int, shape.split(",")))) for name, shape in found]
     return [name for name, shape in shapes if (len(shape), shape[-1]) == (4, lanes) and math.prod(shape) >= least]
 
@@ -47,7 +47,15 @@ def test_copies_are_found():
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_step_writes_to_the_cache_in_place(tiny_llama_folder, strategy):
-    lm = jaxinfer.load(tiny_llama_folder())
+    check_steps_in_place(jaxinfer.load(tiny_llama_folder()), strategy)
+
+
+def test_a_step_writes_short_floats_in_place(tiny_llama_folder):
+    """XLA would rewrite a whole cache of bfloat16; float16 it writes where it belongs."""
+    check_steps_in_place(jaxinfer.load(tiny_llama_folder(), dtype="bfloat16"), "prompt_lookup")
+
+
+def check_steps_in_place(lm: jaxinfer.LanguageModel, strategy: str) -> None:
     lm.generate([PROMPT], max_new_tokens=NUM_NEW, strategy=strategy)
     assert not copies_of_caches(lm, lm.programs.live, "decode", len(PROMPT) + NUM_NEW)
 
