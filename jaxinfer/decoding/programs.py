@@ -212,7 +212,7 @@ class Programs:
     def run(self, name: Any, function: Callable[..., Any], donated: tuple[int, ...], *arguments: Any) -> Any:
         """Run a function compiled for its name and the arguments' shapes.
 
-        The first argument's are fixed, but for those of loaded adapters (`jaxinfer.models.adapters`).
+        If the first are parameters, theirs are fixed, but for those of loaded adapters (`jaxinfer.models.adapters`).
 
         ``name`` tells apart all that ``function`` closes over; ``donated`` numbers the arguments that it consumes.
         """
@@ -330,9 +330,10 @@ class Programs:
 
 
 def _key(name: Any, arguments: tuple[Any, ...]) -> Any:
-    first = arguments[0]
-    loaded = first.get(LOADED) if isinstance(first, Mapping) else None
-    leaves, structure = jax.tree.flatten((loaded, arguments[1:]))
+    first, *others = arguments
+    # Of parameters, only loaded adapters' shapes change.
+    counted = first.get(LOADED) if isinstance(first, Mapping) else first
+    leaves, structure = jax.tree.flatten((counted, others))
     return (name, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
 
 

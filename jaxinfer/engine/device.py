@@ -173,15 +173,6 @@ class Device:
         progress(len(everything), len(everything))
 
     @property
-    def _pool_size(self) -> tuple[int, int]:
-        """What the pools' shapes depend on: a program's name tells its first argument's, others theirs themselves."""
-        return self._num_pages, self._page_size
-
-    @property
-    def _row_sizes(self) -> tuple[int, ...]:
-        return self._num_rows, self._num_slots, *self._widths
-
-    @property
     def compile_seconds(self) -> float:
         """The seconds that calls have waited for programs."""
         return self._programs.compile_seconds
@@ -308,16 +299,14 @@ class Device:
 
     def save_pages(self, pages: Sequence[int]) -> Any:
         """Copy the content of pages to the host."""
-        content = self._programs.run(
-            ("read_pages", *self._pool_size), read_pages, (), self._pools, self._padded(pages, 0)
-        )
+        content = self._programs.run("read_pages", read_pages, (), self._pools, self._padded(pages, 0))
         return jax.tree.map(
             lambda array: along(1, lambda part: part[:, : len(pages)], array), self._partitioner.to_host(content)
         )
 
     def read_row(self, slot: int) -> Rows:
         """Copy what the device holds of a row to the host."""
-        name, function = ("read_row", *self._row_sizes), partial(read_row, self._axes)
+        name, function = self._row_name("read_row"), partial(read_row, self._axes)
         return self._partitioner.to_host(self._programs.run(name, function, (), self._rows, np.int32(slot)))
 
     def restore(self, slot: int, pages: Sequence[int], saved: Saved) -> None:
@@ -328,14 +317,8 @@ class Device:
             return np.pad(part, ((0, 0), (0, len(places) - part.shape[1]), (0, 0), (0, 0)))
 
         content = jax.tree.map(partial(along, 1, padded), saved.pages)
-        self._pools = self._programs.run(
-            ("write_pages", *self._pool_size),
-            write_pages,
-            (0,),
-            self._pools,
-            places,
-            self._partitioner.to_devices(content),
-        )
+        content = self._partitioner.to_devices(content)
+        self._pools = self._programs.run("write_pages", write_pages, (0,), self._pools, places, content)
         self.write_row(slot, saved.row)
 
     def write_row(self, slot: int, row: Rows) -> None:
@@ -343,10 +326,12 @@ class Device:
         # Others may have needed longer lists since.
         row = row._replace(state=row.state._replace(sampling=widened(row.state.sampling, self._widths)))
         row = self._partitioner.to_devices(row)
-        function = partial(write_row, self._axes)
-        self._rows = self._programs.run(
-            ("write_row", *self._row_sizes), function, (0,), self._rows, np.int32(slot), row
-        )
+        name, function = self._row_name("write_row"), partial(write_row, self._axes)
+        self._rows = self._programs.run(name, function, (0,), self._rows, np.int32(slot), row)
+
+    def _row_name(self, name: str) -> tuple[Any, ...]:
+        """Return the name of a program of one row: where rows are in what a strategy remembers, no shape tells."""
+        return name, *jax.tree.leaves(self._axes)
 
     def _pick(self, shaped: Callable[[int, int], Shaped], shapes: Sequence[tuple[int, int]]) -> tuple[int, int]:
         """Return the first shape that is ready, and have the first one of all prepared; the shapes grow."""
@@ -366,12 +351,7 @@ class Device:
         return self._programs.run(program.name, program.function, program.donated, *arguments)
 
     def _shaped_copy(self) -> Shaped:
-        return Shaped(
-            ("copy_page", *self._pool_size),
-            copy_page,
-            (0,),
-            (self._held_shapes[0], integers(), integers()),
-        )
+        return Shaped("copy_page", copy_page, (0,), (self._held_shapes[0], integers(), integers()))
 
     def _shaped_chunk(self, size: int, columns: int) -> Shaped:
         function = partial(compute_chunk, self._programs.decoder)

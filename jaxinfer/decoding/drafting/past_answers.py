@@ -1,7 +1,9 @@
 """The end of what a model has answered so far, to draft later answers from: agents repeat themselves."""
 
+import fcntl
 import os
 import secrets
+import stat
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,14 +20,17 @@ from jaxinfer.notation import Array, Int
 NOTHING = -1
 # The first line of a file: what it is, and of which vocabulary the ids are.
 _FORM = "jaxinfer answers 1"
+# Answers are users' texts: a new file is for its owner alone.
+_OWN = 0o600
 
 
 @dataclass(eq=False)
 class PastAnswers:
     """The last ``size`` tokens of answers; any thread may add one.
 
-    With a ``file`` they begin with what it holds, and it is written anew after each answer; what cannot be written is
-    remembered all the same. Raises InvalidOption for a file that is something else, or of another vocabulary.
+    With a ``file`` they begin with what it holds, and each answer is added to it, beside those that other processes
+    have added since; it never becomes shorter. What cannot be written is remembered all the same. Raises InvalidOption
+    for a file that is something else, or of another vocabulary.
     """
 
     # What programs depend on; they get the tokens as an argument.
@@ -34,8 +39,10 @@ class PastAnswers:
     file: InitVar[Path | None] = None
 
     def __post_init__(self, file: Path | None) -> None:
-        self._file, self._lock = file, threading.Lock()
+        # A link stays one: what it names is replaced.
+        self._file, self._lock = file and file.resolve(), threading.Lock()
         self._tokens_N = np.full(self.size, NOTHING, np.int32)
+        self._unwritten = self._tokens_N[:0]
         if file is not None:
             if not file.parent.is_dir():
                 raise InvalidOption(f"suffix: {file.parent}: no such folder; create it first")
@@ -51,11 +58,19 @@ class PastAnswers:
         """Add an answer."""
         if not len(tokens):
             return
+        answer = np.array([NOTHING, *tokens], np.int32)
         with self._lock:
-            self._append(np.array([NOTHING, *tokens], np.int32))
-            if self._file is not None:
-                with suppress(OSError):
-                    self._write(self._file)
+            if self._file is None:
+                self._append(answer)
+                return
+            self._unwritten = np.concatenate([self._unwritten[-self.size :], answer])
+            try:
+                held = self._add_to(self._file, self._unwritten)
+            except (OSError, InvalidOption):  # no room, or the file has become something else, and stays that
+                self._append(answer)
+                return
+            self._unwritten = self._unwritten[:0]
+            self._append(np.append(np.full(self.size, NOTHING, np.int32), held))
 
     def _append(self, tokens: np.ndarray) -> None:
         # A new array: programs may still read the old one.
@@ -76,16 +91,28 @@ class PastAnswers:
             raise InvalidOption(f"suffix: {file}: is damaged; remove it")
         return tokens
 
-    def _write(self, file: Path) -> None:
+    def _add_to(self, file: Path, answers: np.ndarray) -> np.ndarray:
+        """Write what the file holds now and these answers; return that."""
+        folder = os.open(file.parent, os.O_RDONLY)
         new = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
         try:
-            held = self._tokens_N[np.argmax(self._tokens_N >= 0) :] if (self._tokens_N >= 0).any() else ()
-            new.write_bytes(f"{_FORM} {self.vocab_size}\n".encode() + np.asarray(held, "<i4").tobytes())
+            # Until the folder is closed.
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            held, mode = answers[:0], _OWN
+            if file.exists():
+                held, mode = self._read(file), stat.S_IMODE(file.stat().st_mode)
+            tokens = np.concatenate([held, answers])[-max(self.size, held.size) :]
+            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OWN), "wb") as written:
+                os.fchmod(written.fileno(), mode)
+                written.write(f"{_FORM} {self.vocab_size}\n".encode() + tokens.astype("<i4").tobytes())
             os.replace(new, file)
         except OSError:
             with suppress(OSError):
                 new.unlink()
             raise
+        finally:
+            os.close(folder)
+        return tokens
 
 
 def past_matches(

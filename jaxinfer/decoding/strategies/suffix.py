@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 
+from jaxinfer.checkpoint.named_path import named_path
 from jaxinfer.decoding.drafting.past_answers import PastAnswers, past_continuations, past_matches
 from jaxinfer.decoding.drafting.text_matches import (
     NUM_KINDS,
@@ -95,7 +95,7 @@ class Suffix(Strategy):
         """Choose the shortest match for the device, and read past answers."""
         answers = self.answers
         if self.past and answers is None:
-            answers = PastAnswers(self.past, target.config.num_tokens, Path(self.file) if self.file else None)
+            answers = PastAnswers(self.past, target.config.num_tokens, named_path(self.file) if self.file else None)
         shortest = self.min_match or min(shortest_worth(target), self.max_match)
         return replace(self, min_match=shortest, answers=answers)
 

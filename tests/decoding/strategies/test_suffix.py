@@ -1,5 +1,6 @@
 """Suffix decoding drafts the most frequent of what followed the longest repeated end, as counted in plain Python."""
 
+import stat
 from collections import Counter
 from dataclasses import replace
 
@@ -158,15 +159,48 @@ def test_the_latest_answers_are_kept_and_come_back_from_their_file(tmp_path):
         Suffix(file="answers")
 
 
+def test_two_add_to_one_file(tmp_path):
+    """Each finds what the other has added, and one that remembers less does not make it shorter."""
+    file = tmp_path / "answers"
+    one, other, short = (PastAnswers(size, 100, file) for size in (8, 8, 2))
+    one.add([1, 2])
+    other.add([3])
+    assert other.tokens_N.tolist() == [-1, -1, -1, -1, 1, 2, -1, 3]
+    short.add([4, 5, 6])
+    assert short.tokens_N.tolist() == [5, 6]
+    one.add([7])
+    assert one.tokens_N.tolist() == PastAnswers(8, 100, file).tokens_N.tolist() == [-1, 3, -1, 4, 5, 6, -1, 7]
+
+
+def test_a_file_keeps_its_mode_and_a_link_its_file(tmp_path):
+    file, link = tmp_path / "answers", tmp_path / "link"
+    PastAnswers(6, 100, file).add([1])
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.chmod(0o640)
+    link.symlink_to(file)
+    PastAnswers(6, 100, link).add([2])
+    assert link.is_symlink()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert PastAnswers(3, 100, file).tokens_N.tolist() == [1, -1, 2]
+
+
 def test_what_cannot_be_written_is_remembered(tmp_path, monkeypatch):
     def full(*_):
         raise OSError("No space left on device")
 
     answers = PastAnswers(6, 100, tmp_path / "answers")
-    monkeypatch.setattr("os.replace", full)
-    answers.add([7, 8])
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", full)
+        answers.add([7, 8])
     assert answers.tokens_N.tolist()[-2:] == [7, 8]
     assert not list(tmp_path.iterdir())
+    answers.add([9])
+    assert answers.tokens_N.tolist() == PastAnswers(6, 100, tmp_path / "answers").tokens_N.tolist()
+    assert answers.tokens_N.tolist()[-4:] == [7, 8, -1, 9]
+    (tmp_path / "answers").write_bytes(b"something else")
+    answers.add([10])
+    assert answers.tokens_N.tolist()[-4:] == [-1, 9, -1, 10]
+    assert (tmp_path / "answers").read_bytes() == b"something else"
 
 
 @pytest.mark.parametrize(
