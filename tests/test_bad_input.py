@@ -45,6 +45,21 @@ GENERATE = {
         "unknown strategy 'magic'; the strategies are autoregressive",
     ),
     "an unknown option": ("The", {"strategy": "autoregressive:k=2"}, "unknown option 'k' of strategy autoregressive"),
+    "an option given twice": ("The", {"strategy": "suffix:past=4,past=5"}, "strategy suffix: past= is given twice"),
+    "nodes before the end": ("The", {"strategy": "suffix+nodes=4+medusa"}, "nodes=4 bounds all drafters of a sum"),
+    "a depth of a tree that has one": ("The", {"strategy": "eagle:tree=3.2,depth=2"}, "leave depth= out"),
+    "thresholds of another way": ("The", {"strategy": "medusa:epsilon=0.2"}, "epsilon= is of verify=typical"),
+    "confidence that cuts nothing": (
+        "The",
+        {"strategy": "draft_model:model=self,layers=1,confidence=0.9"},
+        "confidence= is of schedule=confidence",
+    ),
+    "a length that never grows": (
+        "The",
+        {"strategy": "draft_model:model=self,layers=1,num_draft_tokens=3,max_draft_tokens=9"},
+        "lengths of schedule=constant never grow",
+    ),
+    "a tree of heads that there are not": ("The", {"strategy": "token_recycling:tree=own"}, "comes with heads"),
     "rows that are none": ("The", {"batch_size": 0}, "batch_size 0"),
     "too few sampling parameters": (
         ["The", "A", "One"],

@@ -63,6 +63,8 @@ def parse_strategy(spec: str | Strategy) -> Strategy:
     if len(terms) > 1:
         return _parse_sum(terms)
     name, _, options = spec.partition(":")
+    if name.startswith("nodes="):
+        raise InvalidOption(f"strategy: {name} bounds all drafters of a sum: name it last, as in suffix+medusa+{name}")
     if name not in STRATEGIES:
         raise InvalidOption(f"unknown strategy {name!r}; the strategies are {', '.join(STRATEGIES)}")
     kind = STRATEGIES[name]
@@ -73,6 +75,8 @@ def parse_strategy(spec: str | Strategy) -> Strategy:
         if key not in fields:
             valid = ", ".join(fields) if fields else "none"
             raise InvalidOption(f"unknown option {key!r} of strategy {name}; its options are: {valid}")
+        if key in values:
+            raise InvalidOption(f"strategy {name}: {key}= is given twice")
         values[key] = _parse_value(name, key, text if equals else "", fields[key])
     return kind(**values)
 

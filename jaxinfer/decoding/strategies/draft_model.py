@@ -98,6 +98,12 @@ class DraftModel(Strategy):
                 f"draft_model: num_draft_tokens={self.num_draft_tokens} exceeds "
                 f"max_draft_tokens={self.max_draft_tokens}"
             )
+        if self.schedule in ("constant", "confidence") and 0 < self.num_draft_tokens < self.max_draft_tokens:
+            raise InvalidOption(
+                f"draft_model: lengths of schedule={self.schedule} never grow: leave max_draft_tokens= out"
+            )
+        if self.schedule != "confidence" and self.confidence != type(self).confidence:
+            raise InvalidOption("draft_model: confidence= is of schedule=confidence: name that, or leave it out")
         check_range(self, "devices", 0, 65536)
         if self.tree:
             self._check_tree()

@@ -76,6 +76,8 @@ class Eagle(GrowingDrafter):
 
     def __post_init__(self) -> None:
         check_range(self, "depth", 0, 64)
+        if self.depth and self.tree and read_growth(self.tree) is None:
+            raise InvalidOption(f"eagle: tree={self.tree} says how deep it is: leave depth= out")
 
     @property
     def features(self) -> tuple[int, ...]:

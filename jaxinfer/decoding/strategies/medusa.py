@@ -73,6 +73,9 @@ class Medusa(GrowingDrafter):
         check_choice(self, "verify", ("match", "typical"))
         check_range(self, "epsilon", 0, 1)
         check_range(self, "delta", 0, 1)
+        for name in ("epsilon", "delta"):
+            if self.verify == "match" and getattr(self, name) != getattr(type(self), name):
+                raise InvalidOption(f"medusa: {name}= is of verify=typical: name that, or leave it out")
 
     @property
     def acceptance(self) -> str:

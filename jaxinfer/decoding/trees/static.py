@@ -119,6 +119,8 @@ def read_tree(name: str) -> Paths:
         return tuple((0,) * length for length in range(1, int(depth) + 1))
     path = named_path(name)
     if not path.is_file():
+        if name == OWN_TREE:
+            raise InvalidOption(f"tree {name!r} comes with heads, which this strategy has none of: name another one")
         known = ", ".join((OWN_TREE, *PUBLISHED_TREES, "chain:K"))
         raise InvalidOption(f"tree {name!r} is none of {known}, a product such as 4.2.1 or a JSON file of paths")
     try:
