@@ -59,7 +59,7 @@ class LanguageModel:
     """A decoder with its parameters and its tokenizer; `load` makes one from a checkpoint.
 
     On a mesh ``params`` are split over its devices, and filled up with zeros where they do not split evenly;
-    ``is_rounded`` says that they have fewer bits than the checkpoint's.
+    ``is_rounded`` says that they have fewer bits than those of its checkpoint, ``source``, if it has one.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class LanguageModel:
         programs = None if kept is None else KeptPrograms(KeptFolder(Path(kept) / "programs", _MAX_PROGRAMS_BYTES))
         self.programs = Programs(Decoder(part.config, part.backend), layout, partitioner, programs)
         self.load_times = load_times or LoadTimes()
-        self._checkpoint, self._is_rounded, self._kept = checkpoint, is_rounded, kept
+        self.source, self._is_rounded, self._kept = checkpoint, is_rounded, kept
         self._resolved: dict[tuple[Strategy, Partitioner], Strategy] = {}
         self._has_engine = False
         self._beside_columns = columns_beside(config, self.params, backend, partitioner)
@@ -100,9 +100,9 @@ class LanguageModel:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The checkpoint's tokenizer; where `load` could read none, text raises the reason and token ids still work."""
-        if self._checkpoint is None:
+        if self.source is None:
             raise InvalidTokenizer("this model has no tokenizer: pass token ids, or make it with a tokenizer")
-        return read_tokenizer(self._checkpoint, self.config)
+        return read_tokenizer(self.source, self.config)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -342,7 +342,7 @@ class LanguageModel:
             self.config,
             params,
             backend or self.backend,
-            checkpoint or self._checkpoint,
+            checkpoint or self.source,
             tokenizer=self._tokenizer_or_none(),
             max_len=self.max_len,
             cache=self.programs.layout if cache is None else cache,
@@ -363,14 +363,14 @@ class LanguageModel:
         """
         if not isinstance(folder, str | Path):
             raise InvalidOption(f"folder {shown(folder)} is no text and no path")
-        if self._checkpoint is None:
+        if self.source is None:
             raise InvalidOption("this model was not loaded from a checkpoint, so its configuration cannot be saved")
         # Imported here: few save.
         from jaxinfer.checkpoint.convert import save
 
         partitioner = self.programs.partitioner
         padding = partitioner.padding_on_mesh(self.config, self.backend)
-        loaded = loaded_checkpoint(self._checkpoint, self.params, self.config, padding, lambda: self.base_fingerprint)
+        loaded = loaded_checkpoint(self.source, self.params, self.config, padding, lambda: self.base_fingerprint)
         return save(loaded, folder, overwrite=overwrite, progress=progress)
 
     def speaks_like(self, checkpoint: Checkpoint) -> bool:
@@ -451,7 +451,7 @@ class LanguageModel:
             raise InvalidOption(f"strategy {parsed.name} needs the dense cache: load the model without another")
         check_strategy(parsed, self.programs.layout)
         names, once = lambda: self.base_fingerprint, made_once(self._kept, self.load_times, params)
-        target = Target(self.config, self.backend, params, self.speaks_like, on, names, self._checkpoint, once)
+        target = Target(self.config, self.backend, params, self.speaks_like, on, names, self.source, once)
         if jax.tree.leaves(parsed.parameters):  # arrays are not compared, so an equal strategy may hold others
             return parsed.resolve(target)
         if (parsed, on) not in self._resolved:
@@ -467,7 +467,7 @@ class LanguageModel:
     @cached_property
     def base_fingerprint(self) -> str:
         """The fingerprint of the weights before they were rounded: drafters for those fit these too."""
-        stored = self._checkpoint
+        stored = self.source
         if stored is None or not (stored.rounded_from or self._is_rounded):
             return self.fingerprint
         return stored.rounded_from or stored_fingerprint(stored, self.config, self.backend)

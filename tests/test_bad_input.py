@@ -238,7 +238,7 @@ def test_a_damaged_tokenizer_is_told_when_text_needs_it(folder, tmp_path):
 def test_chat_needs_a_template(lm, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text("{}")
     for file in ("config.json", "model.safetensors", "tokenizer.json"):
-        (tmp_path / file).symlink_to(lm._checkpoint.folder / file)
+        (tmp_path / file).symlink_to(lm.source.folder / file)
     check_refused(
         InvalidTokenizer, "no chat template", lambda: jaxinfer.load(tmp_path).chat([{"role": "user", "content": "Hi"}])
     )

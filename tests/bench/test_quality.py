@@ -171,6 +171,9 @@ def test_the_command_prints_json_and_draws_a_chart(tiny_llama_folder, tmp_path, 
         (["--text", "TEXT", "--bits", "4", "4"], "name each number once"),
         (["--text", "TEXT", "--groups", "32"], "give --bits too"),
         (["--text", "TEXT", "--bits", "4", "--model", "TOY"], "rows of 32 weights do not divide into groups of 64"),
+        (["--text", "TEXT", "--weights", "int8", "int4", "--model", "TOY"], "rows of 32 weights do not divide"),
+        (["--text", "TEXT", "--weights", "int8", "gguf", "--model", "TOY"], "is no GGUF file"),
+        (["--text", "TEXT", "--context", "5000", "--model", "TOY"], "the model reads 1024 tokens at most"),
         (["--text", "EMPTY"], "the file is empty"),
         (["--text", "TEXT", "--weights", "nf4", "--method", "gptq"], "a method needs int8 or int4:group=64"),
         (["--text", "TEXT", "--method", "awq"], "--method awq chooses weights: give --weights"),
@@ -182,12 +185,14 @@ def test_the_command_prints_json_and_draws_a_chart(tiny_llama_folder, tmp_path, 
         (["--task", "TEXT"], "line 1: not JSON"),
         (["--task", "NONE"], "line 1: needs a 'prompt' and 'references'"),
         (["--task", "BLANK"], "line 1: 'references' are no texts"),
+        (["--task", "LINES"], "line 2: not JSON"),
     ],
 )
 def test_mistakes_are_told_in_one_line(given, message, tmp_path, capsys, tiny_llama_folder):
     files = {
         "TEXT": b"some text", "EMPTY": b" \n", "BINARY": b"\xff\xfe\x00", "TASK": b'{"prompt": "a", "references": "b"}',
         "NONE": b'{"prompt": "a"}', "BLANK": b'{"prompt": "a", "references": [" "]}',
+        "LINES": '{"prompt": "a\u2028b\x85c", "references": "b"}\r\nno'.encode(),
     }  # fmt: skip
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)

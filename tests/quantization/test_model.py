@@ -56,7 +56,7 @@ def divergence(one, other, texts) -> float:
 def test_a_quantized_model_is_nearer_to_itself_and_decodes_alike_by_every_strategy(toy, method):
     texts, done = [fable_tokens(200)[3000:3064]], []
     chosen = quantize(toy, "int4:group=32", method=method, advance=done.append, **ASKED)
-    nearest = jaxinfer.load(toy._checkpoint.folder, weights="int4:group=32")
+    nearest = jaxinfer.load(toy.source.folder, weights="int4:group=32")
     assert done == [0, 1]
     assert 0 < divergence(toy, chosen, texts) < 0.8 * divergence(toy, nearest, texts)
     asked = {"max_new_tokens": 12, "sampling": SamplingParams(temperature=0.7, seed=3, logprobs=True)}
@@ -130,7 +130,7 @@ def test_an_interrupted_call_goes_on_where_it_was(toy, made, tmp_path, monkeypat
 def test_without_a_text_the_model_writes_its_own(toy, made):
     texts = _own_texts(toy, *OWN.values()).tolist()
     # Drafters that were trained for the weights before they were rounded are found for these too.
-    loaded = jaxinfer.load(toy._checkpoint.folder, weights="int4:group=32")
+    loaded = jaxinfer.load(toy.source.folder, weights="int4:group=32")
     assert 0 < divergence(toy, made, texts) < 0.9 * divergence(toy, loaded, texts)
     assert made.base_fingerprint == loaded.base_fingerprint == toy.fingerprint
     assert toy.fingerprint not in (made.fingerprint, loaded.fingerprint)

@@ -82,7 +82,7 @@ def test_a_model_pruned_on_texts_is_nearer_to_itself_than_with_its_largest_weigh
     """Half of each kernel is stored, and tables stay as they are."""
     texts, done = [fable_tokens(200)[3000:3064]], []
     chosen = quantize(toy, weights, method="sparsegpt", advance=done.append, **ASKED)
-    largest = jaxinfer.load(toy._checkpoint.folder, weights=weights)
+    largest = jaxinfer.load(toy.source.folder, weights=weights)
     assert done == [0, 1]
     assert 0 < divergence(toy, chosen, texts) < 0.9 * divergence(toy, largest, texts)
     assert chosen.params["embed"]["embedding"] is toy.params["embed"]["embedding"]
@@ -99,7 +99,7 @@ def test_a_model_pruned_on_texts_is_nearer_to_itself_than_with_its_largest_weigh
 )
 def test_the_largest_weights_come_back_from_a_folder(toy, weights, tmp_path):
     """By ``magnitude``, which reads no text and is what loading does."""
-    loaded = jaxinfer.load(toy._checkpoint.folder, weights=weights)
+    loaded = jaxinfer.load(toy.source.folder, weights=weights)
     found = quantize(toy, weights, method="magnitude")
     jax.tree.map(np.testing.assert_array_equal, found.params, loaded.params)
     again = jaxinfer.load(loaded.save(tmp_path / "saved"))

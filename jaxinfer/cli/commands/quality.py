@@ -12,6 +12,9 @@ from jaxinfer.cli.output.progress import count_progress
 from jaxinfer.cli.prompts import parse_json, read_calibration, read_text
 from jaxinfer.errors import InvalidOption
 
+# Where neither says otherwise.
+_CONTEXT = 1024
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``bench quality``."""
@@ -59,8 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--context",
         metavar="N",
         type=whole_number(2),
-        default=1024,
-        help="tokens that are read together (default: %(default)s)",
+        help=f"tokens that are read together (default: {_CONTEXT}, or what the model reads)",
     )
     parser.add_argument(
         "--stride",
@@ -95,10 +97,9 @@ def check_options(options: argparse.Namespace) -> None:
         raise InvalidOption(f"--cache {options.cache}: quality is measured with the dense cache: leave it out")
     if options.chart is not None and options.text is None:
         raise InvalidOption("--chart draws perplexities: give --text FILE too")
-    if options.stride is not None and options.stride > options.context:
-        raise InvalidOption(
-            f"--stride {options.stride} exceeds --context {options.context}: tokens between would not be read"
-        )
+    context = options.context or _CONTEXT
+    if options.stride is not None and options.stride > context:
+        raise InvalidOption(f"--stride {options.stride} exceeds --context {context}: tokens between would not be read")
     if len(set(options.weights)) < len(options.weights):
         raise InvalidOption("--weights: name each form once")
     if len(set(options.caches)) < len(options.caches):
@@ -121,6 +122,7 @@ def run(options: argparse.Namespace) -> int:
     from jaxinfer.bench.quality.chart import draw_quality
     from jaxinfer.bench.quality.measure import QualityRun, Question, Work
     from jaxinfer.bench.quality.table import quality_lines
+    from jaxinfer.bench.quality.weights import check_weights
     from jaxinfer.checkpoint.few_bits import parse_few_bits
     from jaxinfer.cli.loading import load_model
     from jaxinfer.language_model import LanguageModel
@@ -181,6 +183,10 @@ def run(options: argparse.Namespace) -> int:
         check_kernels(model.params, options.activations)
     for width in widths.values():
         width.check(model.params)
+    for few_bits in filter(None, parsed):
+        check_weights(few_bits, model)
+    if options.context is not None and options.context > model.max_len:
+        raise InvalidOption(f"--context {options.context}: the model reads {model.max_len} tokens at most")
     tokens = [] if text is None else model.tokenizer.encode(text)[: options.tokens]
 
     def encode(prompt: str) -> list[int]:
@@ -188,7 +194,7 @@ def run(options: argparse.Namespace) -> int:
         return model.encode_chat([{"role": "user", "content": prompt}]) if is_chat else model.tokenizer.encode(prompt)
 
     questions = tuple(Question(encode(prompt), references) for prompt, references in asked)
-    context = min(options.context, model.max_len)
+    context = min(options.context or _CONTEXT, model.max_len)
     work = Work(tokens, context, min(options.stride or context, context), questions, options.max_new_tokens)
     simulated = {name: width.num_bytes(model.params) for name, width in widths.items()}
     running = QualityRun(model, [*rows, *caches, *widths], make_in, work, simulated)
@@ -206,7 +212,8 @@ def run(options: argparse.Namespace) -> int:
 def read_questions(path: Path) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Return the prompts of a task with their references; raise InvalidOption naming the line of a mistake."""
     questions = []
-    for number, line in enumerate(read_text("--task", path).splitlines(), 1):
+    # Texts may have other ends of lines, which JSON does not escape.
+    for number, line in enumerate(read_text("--task", path).split("\n"), 1):
         if not line.strip():
             continue
         entry = parse_json(f"{path}, line {number}", line)

@@ -181,7 +181,7 @@ def test_what_has_no_layer_or_half_of_one_is_refused_in_a_line(published, tmp_pa
     with pytest.raises(InvalidOption, match="no layer that predicts further tokens"):
         jaxinfer.load(folder, layers=1).resolve("mtp")
     lm = jaxinfer.load(folder)
-    lm._checkpoint = None
+    lm.source = None
     with pytest.raises(InvalidOption, match="this model is of no checkpoint"):
         lm.resolve("mtp")
     assert lm.resolve(f"mtp:heads={folder}").parameters
