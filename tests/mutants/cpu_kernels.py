@@ -105,13 +105,6 @@ FAULTS: tuple[Fault, ...] = (
         f"{_ATTENTION}::test_attention_of_any_shape",
     ),
     Fault(
-        "the chunk in which values end is left out",
-        f"{_FOLDER}/attention_code.py",
-        'code.repeated(f"chunk_{index}", begin, end, CHUNK)',
-        'code.repeated(f"chunk_{index}", begin, code.arithmetic("sub", end, CHUNK - 1), CHUNK)',
-        f"{_ATTENTION}::test_attention_of_any_shape",
-    ),
-    Fault(
         "every block of rows sees what the first tokens see",
         f"{_FOLDER}/attention_code.py",
         'begin = code.arithmetic("srem", "%row", tokens)',
