@@ -59,6 +59,7 @@ GENERATE = {
         {"strategy": "draft_model:model=self,layers=1,num_draft_tokens=3,max_draft_tokens=9"},
         "lengths of schedule=constant never grow",
     ),
+    "a model that drafts for itself": ("The", {"strategy": "triforce:drafter=self"}, "name a smaller one"),
     "a tree of heads that there are not": ("The", {"strategy": "token_recycling:tree=own"}, "comes with heads"),
     "rows that are none": ("The", {"batch_size": 0}, "batch_size 0"),
     "too few sampling parameters": (

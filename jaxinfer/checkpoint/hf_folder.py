@@ -23,7 +23,7 @@ def open_hf_folder(folder: Path) -> Checkpoint:
     if not (folder / "config.json").is_file():
         if files := sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf"):
             raise CheckpointNotFound(f"{folder}: holds GGUF files; give one of them, such as {files[0]}")
-        raise CheckpointNotFound(f"{folder}: no config.json; point at the folder that holds the model's files")
+        raise CheckpointNotFound(f"{folder}: no config.json; point at the folder of the model's (or drafter's) files")
     config = read_json_object(folder / "config.json")
     is_quantized = config.get("quantization_config") is not None
     weights = _open_weights(folder, CODES if is_quantized else ())

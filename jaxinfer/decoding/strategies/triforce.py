@@ -154,6 +154,8 @@ class TriForce(Strategy):
             raise InvalidOption(f"triforce: budget={self.budget} is no multiple of chunk={self.chunk}")
         if self.drafter and not self.num_inner_tokens:
             raise InvalidOption("triforce: drafter= drafts num_inner_tokens at a time: choose 1 or more of them")
+        if self.drafter == "self":
+            raise InvalidOption("triforce: the model drafts for itself already: name a smaller one, or no drafter=")
 
     @property
     def parameters(self) -> Any:
