@@ -2,8 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ import numpy as np
 from jaxinfer.checkpoint.few_bits import parse_few_bits
 from jaxinfer.checkpoint.kept_params import params_of, write_params
 from jaxinfer.errors import InvalidOption, shown
-from jaxinfer.kept.conditions import conditions
+from jaxinfer.kept.conditions import compiler_conditions
 from jaxinfer.kept.folder import KeptFolder, NotKept
-from jaxinfer.kept.spelling import digest
+from jaxinfer.kept.spelling import digest, spell
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.model_checks import check_ids, check_whole
 from jaxinfer.model_params import check_few_bits, check_form, check_kernels
@@ -26,7 +25,7 @@ from jaxinfer.models.few_bits import in_few_bits, is_table
 from jaxinfer.models.layers import EXPERTS, KERNEL, TRANSPOSED_KERNEL, locate, stored_kernel
 from jaxinfer.models.stacking import stack_params
 from jaxinfer.notation import Int, Params
-from jaxinfer.ops.backend import check_activations
+from jaxinfer.ops.backend import Backend, check_activations
 from jaxinfer.ops.few_bits.formats import Format
 from jaxinfer.ops.few_bits.quantized_array import is_quantized
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
@@ -37,6 +36,8 @@ from jaxinfer.sampling.params import SamplingParams
 
 # The texts that a model writes to be calibrated on, and the tokens of each.
 NUM_TEXTS, TEXT_TOKENS = 128, 512
+# The texts that it writes at a time.
+TEXTS_TOGETHER = 16
 # Sparse weights by their size alone.
 MAGNITUDE = "magnitude"
 # Of layers that are kept until all are done.
@@ -54,6 +55,7 @@ def quantize(
     text_tokens: int = TEXT_TOKENS,
     kept: str | Path | None = None,
     advance: Callable[[int], None] = lambda layer: None,
+    wrote: Callable[[int], None] = lambda count: None,
     notice: Callable[[str], None] | None = None,
 ) -> LanguageModel:
     """Return a model whose weights are in few bits or sparse, as ``load(weights=...)`` does, but chosen by a method.
@@ -65,10 +67,11 @@ def quantize(
     text and keeps the largest, as ``load`` does.
     ``calibration`` are token ids of a text, of which up to ``num_texts`` pieces of ``text_tokens`` tokens are taken;
     without it the model writes texts itself, at temperature 1. ``kept`` is a folder for what is done, so that the same
-    call after an interruption goes on there. ``advance`` receives each layer that is done. Each of a mixture's
-    experts is calibrated on the tokens that go to it; ``notice`` receives a line that says of how many there were too
-    few, so that their weights were rounded to the nearest. Raises InvalidOption where ``load(weights=...)`` would, and
-    for too short a text.
+    call of the same model after an interruption goes on there; what was made of anything else is made anew.
+    ``advance`` receives each layer that is done, ``wrote`` how many texts the model has written, after every
+    `TEXTS_TOGETHER`. Each of a mixture's experts is calibrated on the tokens that go to it; ``notice`` receives a line
+    that says of how many there were too few, so that their weights were rounded to the nearest, and why something was
+    not kept. Raises InvalidOption where ``load(weights=...)`` would, and for too short a text.
     """
     form, config = check_quantizable(model, weights, method), model.config
     check_activations(activations)
@@ -88,17 +91,15 @@ def quantize(
             raise InvalidOption("magnitude reads no text: leave out calibration and kept, or use sparsegpt")
         return model.changed(in_few_bits(model.params, form, f"weights {weights!r}"), is_rounded=True)
     length = min(text_tokens, model.max_len)
-    folder = None if kept is None else KeptFolder(Path(kept), _MAX_KEPT_BYTES)
+    done = _Kept.of(kept, lambda: _identity(model, params, backend), notice)
     if calibration is None:
-        written = _Kept(folder, {"model": model.fingerprint, "texts": f"{num_texts} of {length}"})
-        texts = written.get("texts", lambda: _own_texts(model, num_texts, length))
+        texts = _own_texts(model, num_texts, length, done.made_also_of({"texts": f"{num_texts} of {length}"}), wrote)
     else:
         texts = _cut(model, calibration, num_texts, length)
-    made_of = {"model": model.fingerprint, "weights": f"{weights} by {method}", "texts": digest(texts.tobytes().hex())}
-    layers = _Kept(folder, made_of)
+    layers = done.made_also_of({"weights": f"{weights} by {method}", "texts": digest(texts.tobytes().hex())})
     few: list[int] = []
     decoder, chosen = Decoder(config, backend), METHODS[method](form)
-    done = list(quantize_layers(decoder, params, texts, chosen, layers, advance, few.append))
+    blocks = list(quantize_layers(decoder, params, texts, chosen, layers, advance, few.append))
     if notice is not None and config.experts is not None:
         count = config.experts.num_experts * sum(config.sparse_layers)
         notice(
@@ -106,7 +107,7 @@ def quantize(
             "weights were rounded to the nearest"
         )
     backend = replace(model.backend, activations=activations)
-    arranged = _arranged(model.params, done, None if form.kept is not None else form.of_tables)
+    arranged = _arranged(model.params, blocks, None if form.kept is not None else form.of_tables)
     return model.changed(arranged, backend=backend, is_rounded=True)
 
 
@@ -117,8 +118,11 @@ def with_activations(model: LanguageModel, activations: str | None) -> LanguageM
     return model.changed(model.params, backend=replace(model.backend, activations=activations), is_rounded=True)
 
 
-def check_quantizable(model: LanguageModel, weights: str, method: str) -> Format:
-    """Return the form that ``weights`` names; raise InvalidOption if a method cannot choose codes of it for a model."""
+def check_quantizable(model: LanguageModel, weights: str, method: str, source: str = "the model") -> Format:
+    """Return the form that ``weights`` names; raise InvalidOption if a method cannot choose codes of it for a model.
+
+    ``source`` is what the user calls the model.
+    """
     if method not in (*METHODS, MAGNITUDE):
         known = ", ".join((*METHODS, MAGNITUDE))
         raise InvalidOption(
@@ -137,7 +141,7 @@ def check_quantizable(model: LanguageModel, weights: str, method: str) -> Format
         asked = model.backend.sparsity.name
         raise InvalidOption(f"sparsity {asked!r} does not go with weights in few bits: load the model without it")
     if any(map(is_quantized, jax.tree.leaves(model.params, is_leaf=is_quantized))):
-        raise InvalidOption("the model's weights are in few bits already: load it without weights=")
+        raise InvalidOption(f"{source}: its weights are in few bits already: quantize the original")
     return form
 
 
@@ -157,12 +161,27 @@ def form_of(weights: str, method: str) -> Format:
     return form
 
 
-def _own_texts(model: LanguageModel, num_texts: int, length: int) -> Int[np.ndarray, "N T"]:
-    """Return texts that the model writes; each has all tokens, whatever ends it."""
+def _own_texts(
+    model: LanguageModel, num_texts: int, length: int, kept: "_Kept", wrote: Callable[[int], None]
+) -> Int[np.ndarray, "N T"]:
+    """Return texts that the model writes, some at a time, of which ``kept`` has those that are done."""
+    texts = []
+    for first in range(0, num_texts, TEXTS_TOGETHER):
+        seeds = range(first, min(first + TEXTS_TOGETHER, num_texts))
+        texts.append(kept.get(f"texts_{first}", functools.partial(_write_texts, model, seeds, length)))
+        wrote(seeds.stop)
+    return np.concatenate(texts)
+
+
+def _write_texts(model: LanguageModel, seeds: range, length: int) -> Int[np.ndarray, "N T"]:
+    """Return a text for each seed; each has all tokens, whatever ends it."""
     begin = model.config.bos_token_id
     prompt = [0 if begin is None else begin]
-    sampling = [SamplingParams(temperature=1.0, seed=seed, ignore_eos=True) for seed in range(num_texts)]
-    written = model.generate([prompt] * num_texts, max_new_tokens=length - 1, sampling=sampling, batch_size=16)
+    sampling = [SamplingParams(temperature=1.0, seed=seed, ignore_eos=True) for seed in seeds]
+    # In one batch: which texts run together then depends on nothing but their seeds, an interruption least of all.
+    written = model.generate(
+        [prompt] * len(seeds), max_new_tokens=length - 1, sampling=sampling, batch_size=TEXTS_TOGETHER
+    )
     return np.array([[*prompt, *result.tokens] for result in written], np.int32)
 
 
@@ -212,12 +231,49 @@ def _arranged(params: Params, blocks: Sequence[Params], of_tables: Format | None
     return walk(params, ())
 
 
+def _identity(model: LanguageModel, params: Params, backend: Backend) -> Mapping[str, str]:
+    """Return all of a model that decides how its layers are quantized; raises NotKept if something has no spelling.
+
+    Of parameters every byte: a fingerprint reads some rows, and is the same in float32 and bfloat16.
+    """
+    return {
+        "parameters": digest(spell(params)),
+        "configuration": digest(spell(model.config)),
+        "dtypes and kernels": digest(spell(backend), spell(model.programs.layout)),
+    }
+
+
 @dataclass(frozen=True)
 class _Kept:
     """What is done, in a folder, until it is made of other things; without a folder nothing is kept."""
 
-    folder: KeptFolder | None
-    made_of: Mapping[str, str]
+    folder: KeptFolder | None = None
+    made_of: Mapping[str, Any] = field(default_factory=dict)
+    notice: Callable[[str], None] | None = None
+    # What ``notice`` was told of.
+    told: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(
+        cls,
+        path: str | Path | None,
+        identity: Callable[[], Mapping[str, str]],
+        notice: Callable[[str], None] | None,
+    ) -> "_Kept":
+        """Return what is done in a folder with a model, of which ``identity`` says what it is."""
+        if path is None:
+            return cls()
+        # The user asked for it, and to lose what took hours is worse than a full disk.
+        folder = KeptFolder(Path(path), _MAX_KEPT_BYTES, left_free=0)
+        try:
+            return cls(folder, {**identity(), **compiler_conditions()}, notice)
+        except NotKept as reason:
+            cls(folder, {}, notice)._tell("nothing is kept", reason)
+            return cls()
+
+    def made_also_of(self, made_of: Mapping[str, str]) -> "_Kept":
+        """Return what is done with the same model and with more."""
+        return replace(self, made_of={**self.made_of, **made_of})
 
     def get(self, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
         """Return an array that is kept, or make it and keep it."""
@@ -237,13 +293,23 @@ class _Kept:
 
     def _read(self, name: str) -> Params | None:
         try:
-            data = None if self.folder is None else self.folder.map(name)
-            return None if data is None else params_of(data, {**self.made_of, **conditions()})
-        except NotKept:
+            # Not mapped, so that a file that is removed leaves its room to others at once.
+            data = None if self.folder is None else self.folder.read(name)
+            return None if data is None else params_of(data, self.made_of)
+        except NotKept as reason:
+            self._tell("begun anew", reason)
             return None
 
     def _write(self, name: str, params: Params) -> None:
-        # What cannot be kept is made again after an interruption.
-        with suppress(NotKept):
+        try:
             if self.folder is not None:
-                write_params(self.folder, name, params, {**self.made_of, **conditions()})
+                write_params(self.folder, name, params, self.made_of)
+        except NotKept as reason:
+            # What cannot be kept is made again after an interruption.
+            self._tell("not all is kept", reason)
+
+    def _tell(self, what: str, reason: NotKept) -> None:
+        """Tell a reason once: that of the next layer is the same."""
+        if self.notice is not None and self.folder is not None and what not in self.told:
+            self.told.add(what)
+            self.notice(f"{self.folder.path}: {what}: {reason}")

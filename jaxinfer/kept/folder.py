@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Of a disk that others write to as well.
+# Of a disk that others write to as well, by what nobody asked to be kept.
 _LEFT_FREE = 1 << 30
 _UNFINISHED = ".unfinished-"
 # Nobody takes this long to write a file, so that an unfinished one is what a process left that was killed.
@@ -28,10 +28,11 @@ class NotKept(Exception):
 
 @dataclass(frozen=True)
 class KeptFolder:
-    """Files of at most ``max_bytes`` together."""
+    """Files of at most ``max_bytes`` together, which leave ``left_free`` bytes of their disk to others."""
 
     path: Path
     max_bytes: int
+    left_free: int = _LEFT_FREE
 
     def read(self, name: str) -> bytes | None:
         """Return a file's bytes, None where there is none; raises NotKept that says why it cannot be trusted."""
@@ -54,7 +55,7 @@ class KeptFolder:
         with _reasons(), self._entered(create=True) as folder:
             self._make_room(folder, name, num_bytes)
             space = os.fstatvfs(folder)
-            if space.f_bavail * space.f_frsize < num_bytes + _LEFT_FREE:
+            if space.f_bavail * space.f_frsize < num_bytes + self.left_free:
                 raise NotKept("the disk has too little room")
             unfinished = f"{_UNFINISHED}{secrets.token_hex(8)}"
             handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)

@@ -108,6 +108,14 @@ def test_a_full_disk_is_a_reason(folder: KeptFolder, monkeypatch: pytest.MonkeyP
     assert folder.read("one") == b"before"
 
 
+def test_what_the_user_asked_for_may_fill_the_disk(folder: KeptFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fstatvfs", lambda handle: SimpleNamespace(f_bavail=1, f_frsize=4096))
+    asked = KeptFolder(folder.path, 10000, left_free=0)
+    asked.write("one", [bytes(4096)], 4096)
+    with pytest.raises(NotKept, match="too little room"):
+        asked.write("two", [bytes(4097)], 4097)
+
+
 def test_a_place_that_cannot_be_written_is_a_reason(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NotKept):

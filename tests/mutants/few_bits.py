@@ -5,6 +5,7 @@ from tests.mutants.fault import Fault
 _KERNELS = "jaxinfer/ops/cpu_kernels/few_bits"
 _PANELS, _PANEL_PRODUCTS = "jaxinfer/ops/cpu_kernels/panels", "tests/ops/test_panels.py"
 _FOLDING = "tests/quantization/test_folding.py"
+_QUANTIZED = "tests/quantization/test_model.py"
 _SPARSE = "tests/ops/test_sparse_weights.py"
 _SAVED = "tests/checkpoint/orbax/test_few_bits.py"
 _PRODUCTS, _CHECKPOINTS = "tests/ops/test_few_bits.py", "tests/checkpoint/test_few_bits.py"
@@ -358,7 +359,42 @@ FAULTS: tuple[Fault, ...] = (
         "jaxinfer/model_quantization.py",
         '"texts": digest(texts.tobytes().hex())}',
         '"texts": ""}',
-        "tests/quantization/test_model.py::test_an_interrupted_call_goes_on_where_it_was",
+        f"{_QUANTIZED}::test_an_interrupted_call_goes_on_where_it_was",
+    ),
+    Fault(
+        "layers of a model with other rows are taken for those that are done",
+        "jaxinfer/model_quantization.py",
+        '"parameters": digest(spell(params)),',
+        '"parameters": model.fingerprint,',
+        f"{_QUANTIZED}::test_layers_of_another_model_are_made_anew",
+    ),
+    Fault(
+        "layers of a model with another configuration are taken for those that are done",
+        "jaxinfer/model_quantization.py",
+        '"configuration": digest(spell(model.config)),',
+        '"configuration": "",',
+        f"{_QUANTIZED}::test_layers_of_another_model_are_made_anew",
+    ),
+    Fault(
+        "texts that are kept are all the first ones",
+        "jaxinfer/model_quantization.py",
+        'kept.get(f"texts_{first}"',
+        'kept.get("texts"',
+        f"{_QUANTIZED}::test_texts_that_a_model_has_written_outlive_an_interruption",
+    ),
+    Fault(
+        "layers are kept only where a disk has room for other things",
+        "jaxinfer/model_quantization.py",
+        "_MAX_KEPT_BYTES, left_free=0)",
+        "_MAX_KEPT_BYTES)",
+        f"{_QUANTIZED}::test_layers_are_kept_on_a_small_disk",
+    ),
+    Fault(
+        "each layer tells again why it is not kept",
+        "jaxinfer/model_quantization.py",
+        " and what not in self.told",
+        "",
+        f"{_QUANTIZED}::test_why_nothing_is_kept_is_told_once",
     ),
     Fault(
         "every layer multiplies by the codes of the first, where kernels read them in place",

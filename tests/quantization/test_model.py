@@ -1,6 +1,8 @@
 """Models that are quantized on texts: nearer to themselves than by rounding, and decoded alike by every strategy."""
 
+import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +10,11 @@ import numpy as np
 import pytest
 
 import jaxinfer
-from jaxinfer import SamplingParams
+from jaxinfer import SamplingParams, model_quantization
 from jaxinfer.errors import InvalidOption
-from jaxinfer.model_quantization import _own_texts, quantize
+from jaxinfer.language_model import LanguageModel
+from jaxinfer.model_quantization import _Kept, _own_texts, quantize
+from jaxinfer.models.config import LayerKind, Rope
 from jaxinfer.models.decoder import Decoder, abstract_params, create_cache
 from jaxinfer.models.stacking import stack_params
 from jaxinfer.models.tapped_forward import tapped_forward
@@ -112,10 +116,10 @@ def test_an_interrupted_call_goes_on_where_it_was(toy, made, tmp_path, monkeypat
     kept = tmp_path / "layers"
     with pytest.raises(Interrupted):
         quantize(toy, "int4:group=32", kept=kept, advance=stop, **OWN)
-    assert sorted(path.name for path in kept.iterdir()) == ["layer_0", "texts"]
+    assert sorted(path.name for path in kept.iterdir()) == ["layer_0", "texts_0"]
     choose, chosen = Gptq.choose, []
     monkeypatch.setattr(Gptq, "choose", lambda *given: chosen.append(given[1]) or choose(*given))
-    monkeypatch.setattr("jaxinfer.model_quantization._own_texts", lambda *arguments: pytest.fail("written again"))
+    monkeypatch.setattr(model_quantization, "_write_texts", lambda *arguments: pytest.fail("written again"))
     found = quantize(toy, "int4:group=32", kept=kept, **OWN)
     assert len(chosen) == 7
     jax.tree.map(np.testing.assert_array_equal, found.params, made.params)
@@ -126,9 +130,93 @@ def test_an_interrupted_call_goes_on_where_it_was(toy, made, tmp_path, monkeypat
     assert len(chosen) == 7
 
 
+@pytest.fixture
+def looked(monkeypatch):
+    """Return what is found of a layer by each call, which keeps one and is then interrupted."""
+    found = []
+
+    def interrupted(decoder, params, texts, method, layers, *rest):
+        found.append(layers.read(0))
+        layers.write(0, {"texts": texts})
+        raise Interrupted
+
+    monkeypatch.setattr(model_quantization, "quantize_layers", interrupted)
+    return found
+
+
+def interrupt(model, **options):
+    with pytest.raises(Interrupted):
+        quantize(model, "int4:group=32", **options)
+
+
+def other_row(toy):
+    params = jax.tree.map(lambda leaf: leaf, toy.params)
+    kernel = params["blocks"]["layer_1"]["mlp"]["up"]
+    kernel.update({name: value.at[1].mul(2) for name, value in kernel.items()})
+    return toy.changed(params)
+
+
+def other_theta(toy):
+    config = replace(toy.config, layer_pattern=(LayerKind(Rope(500.0, toy.config.head_dim)),))
+    return LanguageModel(config, toy.params, toy.backend, toy._checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        (lambda toy: jaxinfer.load(toy._checkpoint.folder, dtype="bfloat16"), "parameters and dtypes and kernels"),
+        (other_row, "parameters"),
+        (other_theta, "configuration"),
+    ],
+)
+def test_layers_of_another_model_are_made_anew(toy, looked, tmp_path, changed, reason):
+    other, told = changed(toy), []
+    # Their fingerprint does not tell them apart.
+    assert other.fingerprint == toy.fingerprint
+    for model in (toy, toy, other, other):
+        interrupt(model, kept=tmp_path / "layers", notice=told.append, **ASKED)
+    assert [layer is not None for layer in looked] == [False, True, False, True]
+    assert told == [f"{tmp_path / 'layers'}: begun anew: made under other conditions ({reason})"]
+
+
+def test_texts_that_a_model_has_written_outlive_an_interruption(toy, looked, tmp_path, monkeypatch):
+    asked, wrote, written = {"num_texts": 6, "text_tokens": 8, "kept": tmp_path / "layers"}, [], []
+    monkeypatch.setattr(model_quantization, "TEXTS_TOGETHER", 4)
+
+    def write(model, seeds, length, most):
+        if len(written) == most:
+            raise Interrupted
+        written.append(list(seeds))
+        return np.array([[seed] * length for seed in seeds], np.int32)
+
+    for most in (1, 2, 2):
+        monkeypatch.setattr(model_quantization, "_write_texts", lambda *given, most=most: write(*given, most))
+        interrupt(toy, wrote=wrote.append, **asked)
+    assert written == [[0, 1, 2, 3], [4, 5]]
+    assert wrote == [4, 4, 6, 4, 6]
+    # The layer is of the same texts, whoever wrote them when.
+    assert np.asarray(looked[1]["texts"]).tolist() == [[seed] * 8 for seed in range(6)]
+
+
+def test_layers_are_kept_on_a_small_disk(toy, looked, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fstatvfs", lambda handle: SimpleNamespace(f_bavail=20, f_frsize=4096))
+    for _ in range(2):
+        interrupt(toy, kept=tmp_path / "layers", **ASKED)
+    assert looked[1] is not None
+
+
+def test_why_nothing_is_kept_is_told_once(toy, tmp_path):
+    (tmp_path / "file").touch()
+    told = []
+    kept = _Kept.of(tmp_path / "file", dict, told.append)
+    for layer in range(3):
+        kept.made_also_of({"texts": "any"}).write(layer, {"kernel": np.ones(3)})
+    assert told == [f"{tmp_path / 'file'}: not all is kept: Not a directory"]
+
+
 @pytest.mark.exhaustive
 def test_without_a_text_the_model_writes_its_own(toy, made):
-    texts = _own_texts(toy, *OWN.values()).tolist()
+    texts = _own_texts(toy, *OWN.values(), _Kept(), lambda count: None).tolist()
     # Drafters that were trained for the weights before they were rounded are found for these too.
     loaded = jaxinfer.load(toy.source.folder, weights="int4:group=32")
     assert 0 < divergence(toy, made, texts) < 0.9 * divergence(toy, loaded, texts)
