@@ -5,7 +5,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from jaxinfer.checkpoint.first_layers import first_layers
 from jaxinfer.checkpoint.load import check_tensors
-from jaxinfer.checkpoint.new_folder import check_target, new_folder, staging_of
+from jaxinfer.checkpoint.new_folder import check_target, claimed, new_folder, staging_of
 from jaxinfer.checkpoint.open import open_checkpoint
 from jaxinfer.checkpoint.orbax.layout import CONFIG, GGUF_METADATA, MARKER, WEIGHTS
 from jaxinfer.checkpoint.orbax.marker import Marker, describe_marker
@@ -99,6 +100,20 @@ def check_destination(destination: str | Path, overwrite: bool) -> Path:
     target = Path(os.path.realpath(Path(destination).expanduser()))
     check_target(target, MARKER if overwrite else None)
     return target
+
+
+@contextmanager
+def claimed_destination(target: Path, overwrite: bool) -> Iterator[None]:
+    """Keep other processes from writing a folder while this one makes what it will `save` there.
+
+    Raises InvalidOption if another process writes it, and WriteFailed if nothing can be written beside it.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(claimed(target, MARKER if overwrite else None))
+        except OSError as error:
+            raise _explain(error, target) from None
+        yield
 
 
 def _write_new(

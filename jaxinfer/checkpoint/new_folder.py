@@ -6,13 +6,15 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from jaxinfer.errors import InvalidOption
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
+# The staging folders that this process has claimed.
+_CLAIMED: set[Path] = set()
 
 
 def check_target(target: Path, overwrite_if: str | None = None) -> None:
@@ -45,9 +47,43 @@ def staging_of(target: Path) -> Path:
 def new_folder(target: Path, overwrite_if: str | None = None) -> Iterator[Path]:
     """Yield an empty folder that becomes ``target`` if the block succeeds, and is removed if it fails.
 
-    It is made in a hidden folder beside ``target``, on the same disk, that this process locks. The remains of a killed
-    process are removed. Raises InvalidOption as `check_target` does, and if another process holds the lock.
+    It is made in a hidden folder beside ``target``, on the same disk, that this process locks, or has claimed. The
+    remains of a killed process are removed. Raises InvalidOption as `check_target` does, and if another process holds
+    the lock.
     """
+    staging = staging_of(target)
+    new, old = staging / "new", staging / "old"
+    with nullcontext() if staging in _CLAIMED else _locked(target, overwrite_if):
+        try:
+            check_target(target, overwrite_if)
+            new.mkdir()
+            yield new
+            _write_through(new)
+            check_target(target, overwrite_if)  # it may have appeared since
+            _publish(new, old, target)
+            _write_through(target.parent, is_deep=False)
+        finally:
+            _clear(new, old)
+
+
+@contextmanager
+def claimed(target: Path, overwrite_if: str | None = None) -> Iterator[None]:
+    """Keep other processes from writing ``target`` while this one makes what it then writes by `new_folder`.
+
+    Raises InvalidOption as `new_folder` does.
+    """
+    staging = staging_of(target)
+    with _locked(target, overwrite_if):
+        _CLAIMED.add(staging)
+        try:
+            yield
+        finally:
+            _CLAIMED.discard(staging)
+
+
+@contextmanager
+def _locked(target: Path, overwrite_if: str | None) -> Iterator[None]:
+    """Lock the staging folder, clear up after a killed process, and remove the folder at the end."""
     check_target(target, overwrite_if)
     staging = staging_of(target)
     lock = _lock(staging, target)
@@ -57,14 +93,8 @@ def new_folder(target: Path, overwrite_if: str | None = None) -> Iterator[Path]:
             old.rename(target)
         _clear(new, old)
         check_target(target, overwrite_if)
-        new.mkdir()
-        yield new
-        _write_through(new)
-        check_target(target, overwrite_if)  # it may have appeared since
-        _publish(new, old, target)
-        _write_through(target.parent, is_deep=False)
+        yield
     finally:
-        _clear(new, old)
         with suppress(OSError):
             (staging / "lock").unlink()
             staging.rmdir()

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from jaxinfer.checkpoint import new_folder as module
-from jaxinfer.checkpoint.new_folder import new_folder
+from jaxinfer.checkpoint.new_folder import claimed, new_folder
 from jaxinfer.errors import InvalidOption
 
 
@@ -109,6 +109,27 @@ def test_two_at_a_time_are_told_apart(target):
         assert folder.is_dir()
         write(target.parent / "other")
     assert names(target.parent) == ["other", "target"]
+
+
+def test_a_claim_keeps_others_out_until_its_holder_has_written(target):
+    with claimed(target):
+        with pytest.raises(InvalidOption, match="another process is writing it"), claimed(target):
+            pass
+        write(target)
+        # Still claimed: what belongs to it is not yet cleared up.
+        with pytest.raises(InvalidOption, match="exists and is not empty"), claimed(target):
+            pass
+        with pytest.raises(InvalidOption, match="another process is writing it"), claimed(target, "mark"):
+            pass
+    assert names(target.parent) == ["target"]
+    with claimed(target, "mark"):
+        pass
+
+
+def test_a_claim_is_refused_where_nothing_can_be_written(old):
+    with pytest.raises(InvalidOption, match="exists and is not empty"), claimed(old):
+        pass
+    assert names(old.parent) == ["target"]
 
 
 def test_a_target_that_appeared_meanwhile_is_kept(target):

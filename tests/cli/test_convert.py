@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -15,10 +16,12 @@ import pytest
 from safetensors.numpy import save_file
 
 import jaxinfer
+from jaxinfer import model_loading, model_quantization
 from jaxinfer.checkpoint import new_folder
 from jaxinfer.checkpoint.orbax import writer as orbax_writer
 from jaxinfer.cli import arguments
 from jaxinfer.cli.commands import convert as convert_command
+from jaxinfer.errors import InvalidOption
 from jaxinfer.model_quantization import MAGNITUDE
 from jaxinfer.quantization.methods import METHODS
 from tests.cli.test_mistakes import assert_mistake
@@ -92,6 +95,66 @@ def test_a_model_in_few_bits_is_written_and_loads_so(run, source, tmp_path, meth
     rounded = jaxinfer.load(source, weights="int4:group=32")
     assert jax.tree.structure(lm.params) == jax.tree.structure(rounded.params)
     assert jax.tree.all(jax.tree.map(np.array_equal, lm.params, rounded.params)) == (method == "rtn")
+    again = run("convert", tmp_path / "made", tmp_path / "again", "--weights", "int8", "--method", "gptq")
+    assert_mistake(again, f"{tmp_path / 'made'}: its weights are in few bits already: quantize the original")
+    assert names(tmp_path) == ["made", "text"]
+
+
+METHOD = ("--weights", "int4:group=32", "--method", "gptq")
+
+
+def test_a_second_conversion_is_refused_before_it_works(run, source, tmp_path, monkeypatch):
+    target = tmp_path / "made"
+    monkeypatch.setattr(model_loading, "load", lambda *given, **options: pytest.fail("loaded"))
+    with new_folder.claimed(target):
+        assert_mistake(run("convert", source, target, *METHOD), f"{target}: another process is writing it")
+    assert names(tmp_path) == []
+
+
+def test_what_is_kept_is_removed_before_another_may_begin(run, source, tmp_path, monkeypatch):
+    """The layers are there while the model is written, and nobody else begins meanwhile."""
+    target, steps = tmp_path / "made", []
+
+    def quantize(model, weights, *, kept, wrote, advance, **options):
+        kept.mkdir()
+        with pytest.raises(InvalidOption, match="another process is writing it"), new_folder.claimed(target):
+            pass
+        for count in range(16, model_quantization.NUM_TEXTS + 1, model_quantization.TEXTS_TOGETHER):
+            wrote(count)
+        for layer in range(model.config.num_layers):
+            advance(layer)
+        return model
+
+    @contextlib.contextmanager
+    def counted(label, total):
+        steps.append(total)
+        yield steps.append
+
+    monkeypatch.setattr(model_quantization, "quantize", quantize)
+    monkeypatch.setattr(convert_command, "count_progress", counted)
+    assert run("convert", source, target, *METHOD).code == 0
+    assert names(tmp_path) == ["made"]
+    # A step of the bar for all that is done, also for texts.
+    assert steps == [10, *(f"{count} texts" for count in range(16, 129, 16)), "layer 0", "layer 1"]
+
+
+@pytest.mark.parametrize(
+    ("free", "is_there"),
+    [(1 << 30, True), pytest.param(20 << 20, False, id="only in its place"), pytest.param(1 << 20, True, id="nowhere")],
+)
+def test_layers_make_room_for_the_model_where_both_do_not_fit(tmp_path, monkeypatch, free, is_there):
+    kept = tmp_path / "layers"
+    kept.mkdir()
+    (kept / "layer_0").write_bytes(bytes(8 << 20))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    convert_command._make_room(kept, SimpleNamespace(params={"kernel": np.zeros(8 << 20, np.uint8)}))
+    assert kept.exists() == is_there
+
+
+def test_sparse_weights_that_no_text_chose_are_written(run, source, tmp_path):
+    outcome = run("convert", source, tmp_path / "made", "--weights", "2:4", "--method", "magnitude")
+    assert (outcome.code, outcome.err) == (0, f"wrote {tmp_path / 'made'}\n")
+    assert names(tmp_path) == ["made"]
 
 
 def test_methods_are_those_that_there_are():

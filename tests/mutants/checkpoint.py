@@ -200,6 +200,13 @@ FAULTS: tuple[Fault, ...] = (
         "tests/checkpoint/test_new_folder.py::test_two_at_a_time_are_told_apart",
     ),
     Fault(
+        "who claimed a folder may not write it",
+        "jaxinfer/checkpoint/new_folder.py",
+        "nullcontext() if staging in _CLAIMED else ",
+        "",
+        "tests/checkpoint/test_new_folder.py::test_a_claim_keeps_others_out_until_its_holder_has_written",
+    ),
+    Fault(
         "a rename that fails loses the old folder",
         "jaxinfer/checkpoint/new_folder.py",
         "            old.rename(target)\n            raise",

@@ -4,11 +4,18 @@ import argparse
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxinfer.cli.arguments import METHODS, add_layers_argument, add_method_arguments, add_weights_argument
 from jaxinfer.cli.output.progress import byte_progress, count_progress
 from jaxinfer.cli.prompts import read_calibration
 from jaxinfer.errors import InvalidOption
+
+if TYPE_CHECKING:  # --help does not wait for JAX
+    from jaxinfer.language_model import LanguageModel
+
+# Of a folder's files that hold no weights.
+_MORE_BYTES = 16 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,44 +75,74 @@ def _convert(options: argparse.Namespace) -> Path:
 
 
 def _convert_in_few_bits(options: argparse.Namespace, calibration: str | None) -> Path:
-    """Convert by way of a loaded model; what a method has done outlives an interruption, beside the destination."""
-    from jaxinfer.checkpoint.convert import check_destination, keep_source
+    """Convert by way of a loaded model; what a method has done outlives an interruption, beside the destination.
+
+    The destination is claimed before the model is loaded: another process that would write there need not work first,
+    and what is kept belongs to one process.
+    """
+    from jaxinfer.checkpoint.convert import check_destination, claimed_destination, keep_source
     from jaxinfer.checkpoint.few_bits import parse_few_bits
     from jaxinfer.model_loading import load
-    from jaxinfer.model_quantization import form_of, quantize
+    from jaxinfer.model_quantization import form_of
 
     target, by_method = check_destination(options.destination, options.overwrite), options.method != METHODS[0]
     keep_source(options.source, target)
     parse_few_bits(options.weights)
     if by_method:
         form_of(options.weights, options.method)
-    with byte_progress(_name(options)) as progress:
-        model = load(
-            options.source,
-            dtype=options.dtype,
-            layers=options.layers,
-            weights=None if by_method else options.weights,
-            revision=options.revision,
-            notice=_notice,
-            progress=progress,
-        )
-    kept = target.with_name(f".{target.name}.layers")
-    if by_method:
-        ids = None if calibration is None else model.tokenizer.encode(calibration)
-        with count_progress(f"{options.method} {options.weights}", model.config.num_layers) as layer_done:
-            model = quantize(
-                model,
-                options.weights,
-                method=options.method,
-                calibration=ids,
-                kept=kept,
-                advance=lambda layer: layer_done(str(layer)),
+    with claimed_destination(target, options.overwrite):
+        with byte_progress(_name(options)) as progress:
+            model = load(
+                options.source,
+                dtype=options.dtype,
+                layers=options.layers,
+                weights=None if by_method else options.weights,
+                revision=options.revision,
                 notice=_notice,
+                progress=progress,
             )
-    with byte_progress("writing") as progress:
-        folder = model.save(target, overwrite=options.overwrite, progress=progress)
-    shutil.rmtree(kept, ignore_errors=True)
+        kept = target.with_name(f".{target.name}.layers")
+        if by_method:
+            model = _quantized(model, options, calibration, kept)
+            _make_room(kept, model)
+        with byte_progress("writing") as progress:
+            folder = model.save(target, overwrite=options.overwrite, progress=progress)
+        shutil.rmtree(kept, ignore_errors=True)
     return folder
+
+
+def _quantized(
+    model: "LanguageModel", options: argparse.Namespace, calibration: str | None, kept: Path
+) -> "LanguageModel":
+    from jaxinfer.model_quantization import MAGNITUDE, NUM_TEXTS, TEXTS_TOGETHER, check_quantizable, quantize
+
+    check_quantizable(model, options.weights, options.method, options.source)
+    ids = None if calibration is None else model.tokenizer.encode(calibration)
+    num_steps = model.config.num_layers + (-(-NUM_TEXTS // TEXTS_TOGETHER) if ids is None else 0)
+    with count_progress(f"{options.method} {options.weights}", num_steps) as step_done:
+        return quantize(
+            model,
+            options.weights,
+            method=options.method,
+            calibration=ids,
+            # It takes no longer than rounding.
+            kept=None if options.method == MAGNITUDE else kept,
+            advance=lambda layer: step_done(f"layer {layer}"),
+            wrote=lambda count: step_done(f"{count} texts"),
+            notice=_notice,
+        )
+
+
+def _make_room(kept: Path, model: "LanguageModel") -> None:
+    """Remove what is kept if a model can be written only where that is: it takes as much room, and is done with."""
+    import jax
+
+    # What is written beside the numbers, and whole blocks of the disk, take room too.
+    needed = sum(leaf.nbytes for leaf in jax.tree.leaves(model.params)) * 21 // 20 + _MORE_BYTES
+    held = sum(path.stat().st_size for path in kept.iterdir()) if kept.is_dir() else 0
+    free = shutil.disk_usage(kept.parent).free
+    if free < needed <= free + held:
+        shutil.rmtree(kept, ignore_errors=True)
 
 
 def _name(options: argparse.Namespace) -> str:
