@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxinfer.adapter_basis import AdapterBasis
 from jaxinfer.checkpoint.adapters.low_rank import LowRank
 from jaxinfer.checkpoint.adapters.merged import MergedTensors
 from jaxinfer.checkpoint.adapters.other_tensors import HEAD as TIED_HEAD
@@ -44,10 +45,12 @@ class OwnParts:
     tables: Mapping[str, Change] = field(default_factory=dict)
 
 
-def own_parts(adapter: Adapter, base: LoadedTensors, names: TensorNames, abstract: Params) -> OwnParts:
+def own_parts(
+    adapter: Adapter, base: LoadedTensors, names: TensorNames, abstract: Params, basis: AdapterBasis
+) -> OwnParts:
     """Return what an adapter changes, beside what ``base`` has; ``abstract`` describes unpadded parameters.
 
-    Raises UnsupportedModel for what can only be merged.
+    ``basis`` says what has been folded into these. Raises UnsupportedModel for what can only be merged.
     """
     leaves = _leaves_of(adapter.changes, names, abstract)
     tables: dict[str, Change] = {}
@@ -89,7 +92,8 @@ def own_parts(adapter: Adapter, base: LoadedTensors, names: TensorNames, abstrac
         # PEFT writes rows of a table that is both to both, unless the output matrix has its own.
         tables[HEAD] = replace(of_head, rows=rows)
     tables = {table: change for table, change in tables.items() if change.arrays}
-    vectors = _vectors(adapter, base, names, of_vectors)
+    vectors = _vectors(adapter, base, names, of_vectors, basis)
+    pairs = {place: basis.of_pair(*place, low) for place, low in pairs.items()}
     low = tables[HEAD].low if HEAD in tables else None
     if low is not None and low.shift_O is not None:
         vectors[None, HEAD_SHIFT] = vectors.get((None, HEAD_SHIFT), np.float32(0)) + low.shift_O
@@ -145,7 +149,11 @@ def _beside_base(change: Change, base: LoadedTensors, tensor: str, leaf: Leaf) -
 
 
 def _vectors(
-    adapter: Adapter, base: LoadedTensors, names: TensorNames, leaves: Mapping[tuple[str, ...], Leaf]
+    adapter: Adapter,
+    base: LoadedTensors,
+    names: TensorNames,
+    leaves: Mapping[tuple[str, ...], Leaf],
+    basis: AdapterBasis,
 ) -> dict[tuple[int | None, str], np.ndarray]:
     """Read the changed vectors; a bias as the difference from the model's."""
     wide: Params = {}
@@ -163,11 +171,10 @@ def _vectors(
         layers, _, name, _ = locate(path, leaf.struct.shape)
         is_added = not name.split(".")[-2].endswith("norm")
         values, was = np.asarray(after[path]), np.asarray(before[path])
-        values = values - was if is_added else values
-        if is_added:
-            name = HEAD_SHIFT if layers is None else name.removesuffix("bias") + "shift"
+        shift = HEAD_SHIFT if layers is None else name.removesuffix("bias") + "shift"
         for at, layer in enumerate(layers or [None]):
-            own = values[at] if leaf.stacked else values
-            if is_added or any(part.tensor in adapter.changes for part in leaf.sources[at]):
-                found[layer, name] = own
+            if any(part.tensor in adapter.changes for part in leaf.sources[at]):
+                own, base_own = (each[at] if leaf.stacked else each for each in (values, was))
+                own = basis.of_vector(layer, name, own)
+                found[layer, shift if is_added else name] = own - base_own if is_added else own
     return found

@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxinfer.adapter_basis import OfKernel
 from jaxinfer.adapter_parts import HEAD_SHIFT, OwnParts
 from jaxinfer.checkpoint.adapters.peft_folder import Adapter
 from jaxinfer.models.adapters import EMBED, HEAD, OF_HEADS, kernel_axes, kernel_shapes
@@ -24,15 +25,6 @@ from jaxinfer.parallel.partitioner import Partitioner
 
 # The fewest that ranks, and rows of tables, are filled up to.
 _LEAST = 8
-
-
-class OfKernel(NamedTuple):
-    """What an adapter adds to one kernel, in its order of outputs; see `jaxinfer.models.adapters`."""
-
-    down_RI: np.ndarray
-    up_RO: np.ndarray
-    gain_O: np.ndarray | None
-    shift_O: np.ndarray | None
 
 
 @dataclass(frozen=True)

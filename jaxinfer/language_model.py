@@ -28,6 +28,7 @@ from jaxinfer.model_sparsity import columns_beside
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.fingerprint import fingerprint
+from jaxinfer.models.folded import Folded, joined
 from jaxinfer.models.streaming import is_endless
 from jaxinfer.notation import Array, Float, Params
 from jaxinfer.ops.backend import Backend
@@ -39,7 +40,7 @@ from jaxinfer.start_times import LoadTimes
 from jaxinfer.text_generation import Run, TextRequest, count_rows, cut_batches, exhaust, run_requests, stream_pieces
 from jaxinfer.text_requests import check_new_tokens, is_next_turn, listed, sampling_of_each, text_requests
 from jaxinfer.text_values import Scorer, values_of_rows, with_value
-from jaxinfer.tokenizers import Tokenizer, encode_chat, load_tokenizer
+from jaxinfer.tokenizers import Tokenizer, encode_chat
 
 if TYPE_CHECKING:  # few use an engine
     from jaxinfer.engine.config import EngineConfig
@@ -59,7 +60,8 @@ class LanguageModel:
     """A decoder with its parameters and its tokenizer; `load` makes one from a checkpoint.
 
     On a mesh ``params`` are split over its devices, and filled up with zeros where they do not split evenly;
-    ``is_rounded`` says that they have fewer bits than those of its checkpoint, ``source``, if it has one.
+    ``is_rounded`` says that they have fewer bits than those of its checkpoint, ``source``, if it has one; ``folded``
+    are the checkpoint's unless given.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class LanguageModel:
         kept: str | Path | None = None,
         load_times: LoadTimes | None = None,
         is_rounded: bool = False,
+        folded: Folded | None = None,
     ) -> None:
         layout = parse_layout(cache)
         check_max_len(config, max_len, layout)
@@ -89,11 +92,11 @@ class LanguageModel:
         programs = None if kept is None else KeptPrograms(KeptFolder(Path(kept) / "programs", _MAX_PROGRAMS_BYTES))
         self.programs = Programs(Decoder(part.config, part.backend), layout, partitioner, programs)
         self.load_times = load_times or LoadTimes()
-        self.source, self._is_rounded, self._kept = checkpoint, is_rounded, kept
+        self.source, self._is_rounded, self._kept, self._has_engine = checkpoint, is_rounded, kept, False
+        self.folded = checkpoint.folded if folded is None and checkpoint is not None else folded
         self._resolved: dict[tuple[Strategy, Partitioner], Strategy] = {}
-        self._has_engine = False
         self._beside_columns = columns_beside(config, self.params, backend, partitioner)
-        self.loaded_adapters = ModelAdapters(config, backend, self.params, partitioner, checkpoint)
+        self.loaded_adapters = ModelAdapters(config, backend, self.params, partitioner, checkpoint, self.folded)
         if tokenizer is not None:
             self.tokenizer = tokenizer
 
@@ -336,6 +339,7 @@ class LanguageModel:
         backend: Backend | None = None,
         cache: str | CacheLayout | None = None,
         is_rounded: bool = False,
+        folded: Folded | None = None,
     ) -> "LanguageModel":
         """Return a model that differs in its parameters, and in what else is given; it has no adapters."""
         return LanguageModel(
@@ -348,6 +352,7 @@ class LanguageModel:
             cache=self.programs.layout if cache is None else cache,
             mesh=self.programs.partitioner.mesh,
             is_rounded=is_rounded,
+            folded=joined(self.folded, folded),
         )
 
     def _check_no_engine(self, what: str) -> None:
@@ -370,17 +375,12 @@ class LanguageModel:
 
         partitioner = self.programs.partitioner
         padding = partitioner.padding_on_mesh(self.config, self.backend)
-        loaded = loaded_checkpoint(self.source, self.params, self.config, padding, lambda: self.base_fingerprint)
-        return save(loaded, folder, overwrite=overwrite, progress=progress)
+        found, names = (self.source, self.params, self.config, padding), lambda: self.base_fingerprint
+        return save(loaded_checkpoint(*found, names, self.folded), folder, overwrite=overwrite, progress=progress)
 
     def speaks_like(self, checkpoint: Checkpoint) -> bool:
         """Tell whether a checkpoint's tokenizer gives this model's ids; without two tokenizers there is no telling."""
-        own = self._tokenizer_or_none()
-        try:
-            other = load_tokenizer(checkpoint)
-        except InvalidTokenizer:
-            return True
-        return own is None or says_alike(own, other)
+        return says_alike(self._tokenizer_or_none(), checkpoint)
 
     def refills(self, num_rows: int, batch_size: int, strategy: str | Strategy = "autoregressive") -> bool:
         """Tell whether `generate` gives rows that end to the next prompt, where all results need ``num_rows`` rows."""
@@ -451,7 +451,7 @@ class LanguageModel:
             raise InvalidOption(f"strategy {parsed.name} needs the dense cache: load the model without another")
         check_strategy(parsed, self.programs.layout)
         names, once = lambda: self.base_fingerprint, made_once(self._kept, self.load_times, params)
-        target = Target(self.config, self.backend, params, self.speaks_like, on, names, self.source, once)
+        target = Target(self.config, self.backend, params, self.speaks_like, on, names, self.source, once, self.folded)
         if jax.tree.leaves(parsed.parameters):  # arrays are not compared, so an equal strategy may hold others
             return parsed.resolve(target)
         if (parsed, on) not in self._resolved:

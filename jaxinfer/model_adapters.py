@@ -8,8 +8,9 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from jaxinfer.adapter_basis import AdapterBasis, OfKernel
 from jaxinfer.adapter_parts import OwnParts, own_parts
-from jaxinfer.adapter_stacks import AdapterStacks, Loaded, OfKernel
+from jaxinfer.adapter_stacks import AdapterStacks, Loaded
 from jaxinfer.checkpoint.adapters.merged import merged
 from jaxinfer.checkpoint.adapters.peft_folder import Adapter, open_adapter
 from jaxinfer.checkpoint.adapters.place import adapter_folder
@@ -21,6 +22,7 @@ from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import abstract_params
 from jaxinfer.models.families.family import TensorNames
 from jaxinfer.models.families.registry import family_of
+from jaxinfer.models.folded import Folded
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
 from jaxinfer.parallel.partitioner import Partitioner
@@ -33,6 +35,7 @@ class ModelAdapters:
 
     ``params`` are the model's, with all adapters; an array of them is never changed, so that what runs goes on with
     those that it has. Their shapes know few sizes: numbers of adapters are powers of two, and so are ranks from 8 on.
+    Adapters are those of the model before anything was ``folded`` into it.
     """
 
     def __init__(
@@ -42,10 +45,11 @@ class ModelAdapters:
         params: Params,
         partitioner: Partitioner,
         checkpoint: Checkpoint | None,
+        folded: Folded | None = None,
     ) -> None:
         self.params = params
         self._config, self._backend, self._base = config, backend, params
-        self._partitioner, self._checkpoint = partitioner, checkpoint
+        self._partitioner, self._checkpoint, self._folded = partitioner, checkpoint, folded
         self._stacks = AdapterStacks(config, backend, params, partitioner)
         self._loaded: dict[str, Loaded] = {}
 
@@ -80,6 +84,12 @@ class ModelAdapters:
         check_name(name)
         if name in self._loaded:
             raise InvalidOption(f"adapter {name!r} is loaded already: unload it first, or choose another name")
+        if self._folded is not None and self._folded.factors is None:
+            raise InvalidOption(
+                f"adapter {name!r}: {self._checkpoint.origin if self._checkpoint else 'this model'} was saved without "
+                "the factors that awq or smoothquant may have folded into its weights, and an adapter needs these: "
+                "quantize the model again and save it"
+            )
         base, config = self._tensors(self._base), self._config
         folder = adapter_folder(where, revision=revision, token=token, notice=notice)
         adapter = open_adapter(folder, self._names, config, base.shapes())
@@ -89,7 +99,7 @@ class ModelAdapters:
             # In the arrangement that the parameters have on the devices, but whole and not padded.
             split = self._partitioner.partition(config, self._backend).backend
             abstract = abstract_params(config, replace(split, kv_shards=1, mesh=None, stages=1))
-            others = own_parts(adapter, base, self._names, abstract)
+            others = own_parts(adapter, base, self._names, abstract, self._basis)
         taken = {loaded.number for loaded in self._loaded.values()}
         number = next(number for number in range(1, len(taken) + 2) if number not in taken)
         before = dict(self._loaded)
@@ -117,7 +127,7 @@ class ModelAdapters:
                 "--adapter PATH writes"
             )
         tensors, stored = self._tensors(self._base), self._checkpoint
-        source = replace(stored or Checkpoint("the model", {}, tensors), tensors=tensors)
+        source = replace(stored or Checkpoint("the model", {}, tensors), tensors=tensors, folded=self._folded)
         sum_of_both = merged(source, self._find(name).adapter, self._names)
         params = self._partitioner.load_params(sum_of_both, self._names, self._config, self._backend)
         if stored is None:
@@ -140,6 +150,10 @@ class ModelAdapters:
             known = ", ".join(self._loaded) or "none"
             raise InvalidOption(f"no adapter {shown(name)} is loaded; loaded are: {known}")
         return found
+
+    @property
+    def _basis(self) -> AdapterBasis:
+        return AdapterBasis(self._config, self._folded)
 
     @cached_property
     def _names(self) -> TensorNames:
@@ -176,13 +190,16 @@ class ModelAdapters:
             gain_O = None
             if low.magnitude_O is not None and tensors is not None:
                 kernel = tensors.read(tensor, np.dtype(np.float32))
-                gain_O = low.gain(kernel.T if adapter.places[tensor][0].part.transposed else kernel)
+                kernel = kernel.T if adapter.places[tensor][0].part.transposed else kernel
+                # Magnitudes are of the rows before anything was folded into them.
+                gain_O = low.gain(self._basis.unfolded(kernel, adapter.places[tensor], shapes))
             for place in adapter.places[tensor]:
                 rows = place.part.rows(shapes[place.name][0])
                 gain = None if gain_O is None else gain_O[rows]
                 up_OR = low.up_OR[rows] if gain is None else low.up_OR[rows] * gain[:, None]
                 shift = None if low.shift_O is None else low.shift_O[rows]
-                kernels[place.layer, place.name] = OfKernel(low.down_RI, up_OR.T, gain, shift)
+                own = OfKernel(low.down_RI, up_OR.T, gain, shift)
+                kernels[place.layer, place.name] = self._basis.of_kernel(place.layer, place.name, own)
         return kernels
 
     def _stacked(self) -> Params:

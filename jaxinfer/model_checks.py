@@ -8,7 +8,7 @@ import numpy as np
 from jaxinfer.cache.layouts import DENSE, CacheLayout, CropLayout, PagedLayout, RetrievalLayout, StreamingLayout
 from jaxinfer.checkpoint.source import Checkpoint
 from jaxinfer.decoding.strategy import Strategy
-from jaxinfer.errors import InvalidCheckpoint, InvalidOption, shown
+from jaxinfer.errors import InvalidCheckpoint, InvalidOption, InvalidTokenizer, shown
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.streaming import check_layout, is_endless
 from jaxinfer.parallel.partitioner import Partitioner
@@ -97,6 +97,10 @@ def read_tokenizer(checkpoint: Checkpoint, config: DecoderConfig) -> Tokenizer:
     return tokenizer
 
 
-def says_alike(one: Tokenizer, other: Tokenizer) -> bool:
-    """Tell whether two tokenizers give the same ids for texts of several kinds."""
-    return all(one.encode(text) == other.encode(text) for text in _PROBES)
+def says_alike(one: Tokenizer | None, checkpoint: Checkpoint) -> bool:
+    """Tell whether a checkpoint's tokenizer gives the ids of another for texts of several kinds, or one is missing."""
+    try:
+        other = load_tokenizer(checkpoint)
+    except InvalidTokenizer:
+        return True
+    return one is None or all(one.encode(text) == other.encode(text) for text in _PROBES)

@@ -23,6 +23,7 @@ from jaxinfer.models.families.family import TensorNames
 from jaxinfer.models.families.registry import family_of
 from jaxinfer.models.few_bits import change_matrices, is_expert, is_table
 from jaxinfer.models.fingerprint import fingerprint_of, named_rows
+from jaxinfer.models.folded import Folded
 from jaxinfer.models.layers import expert_stacks
 from jaxinfer.notation import Params
 from jaxinfer.ops.backend import Backend
@@ -84,10 +85,12 @@ def loaded_checkpoint(
     config: DecoderConfig,
     padding: Params | None,
     base_fingerprint: Callable[[], str],
+    folded: Folded | None = None,
 ) -> Checkpoint:
     """Return a checkpoint with the parameters of a loaded model; ``base_fingerprint`` is asked if they are in few bits.
 
-    ``padding`` is where each element of parameters on a mesh comes from. Raises InvalidOption if they are not all here.
+    ``padding`` is where each element of parameters on a mesh comes from, ``folded`` the factors that were folded into
+    them. Raises InvalidOption if they are not all here.
     """
     if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(params)):
         raise InvalidOption("this process holds only a part of the model: save it from a run of one process")
@@ -95,7 +98,8 @@ def loaded_checkpoint(
     if any(map(is_quantized, expert_stacks(params))):
         names = names.of_matrices()
     tensors = LoadedTensors(params, names, padding)
-    return replace(checkpoint, tensors=tensors, rounded_from=base_fingerprint() if tensors.forms() else None)
+    rounded_from = base_fingerprint() if tensors.forms() else None
+    return replace(checkpoint, tensors=tensors, rounded_from=rounded_from, folded=folded)
 
 
 def stored_fingerprint(checkpoint: Checkpoint, config: DecoderConfig, backend: Backend) -> str:

@@ -22,6 +22,7 @@ from jaxinfer.model_checks import check_ids, check_whole
 from jaxinfer.model_params import check_few_bits, check_form, check_kernels
 from jaxinfer.models.decoder import Decoder, abstract_params
 from jaxinfer.models.few_bits import in_few_bits, is_table
+from jaxinfer.models.folded import Folded
 from jaxinfer.models.layers import EXPERTS, KERNEL, TRANSPOSED_KERNEL, locate, stored_kernel
 from jaxinfer.models.stacking import stack_params
 from jaxinfer.notation import Int, Params
@@ -108,7 +109,7 @@ def quantize(
         )
     backend = replace(model.backend, activations=activations)
     arranged = _arranged(model.params, blocks, None if form.kept is not None else form.of_tables)
-    return model.changed(arranged, backend=backend, is_rounded=True)
+    return model.changed(arranged, backend=backend, is_rounded=True, folded=Folded.of(blocks))
 
 
 def with_activations(model: LanguageModel, activations: str | None) -> LanguageModel:

@@ -143,15 +143,18 @@ def _write(
     from jaxinfer.checkpoint.orbax.writer import write_tensors
 
     source = _write_tokenizer(folder, checkpoint)
-    parts = TensorParts(
-        checkpoint.tensors, {name: kind for name, kind in kinds.items() if isinstance(kind, StoredForm)}
-    )
+    folded = checkpoint.folded
+    factors = {} if folded is None or folded.factors is None else folded.factors
+    forms = {name: kind for name, kind in kinds.items() if isinstance(kind, StoredForm)}
+    parts = TensorParts(checkpoint.tensors, forms, factors)
     dtypes = {name: kind for name, kind in kinds.items() if not isinstance(kind, StoredForm)} | parts.dtypes()
     tensors = write_tensors(folder / WEIGHTS, parts, dtypes, progress)
     _write_json(folder / CONFIG, checkpoint.config)
     # Take the digest of the config as it will be read back: JSON turns tuples into lists.
     config = json.loads((folder / CONFIG).read_bytes())
-    marker = Marker(source, tensors, parts.forms, checkpoint.rounded_from if parts.forms else None)
+    rounded_from = checkpoint.rounded_from if parts.forms else None
+    kept = None if folded is not None and folded.factors is None else tuple(factors)
+    marker = Marker(source, tensors, parts.forms, rounded_from, kept)
     _write_json(folder / MARKER, describe_marker(marker, config))
 
 

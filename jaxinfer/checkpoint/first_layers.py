@@ -34,7 +34,8 @@ def first_layers(checkpoint: Checkpoint, count: int | None) -> Checkpoint:
     if _described(family.translate(config)) != _described(shallower(whole, count)):
         raise UnsupportedModel(f"{checkpoint.origin}: its config.json has no form for the first {count} layers alone")
     left_out = _later_tensors(family.tensor_names(whole), checkpoint, range(count, whole.num_layers))
-    return replace(checkpoint, config=config, left_out=checkpoint.left_out | left_out)
+    folded = checkpoint.folded and checkpoint.folded.first(count)
+    return replace(checkpoint, config=config, left_out=checkpoint.left_out | left_out, folded=folded)
 
 
 def check_layers(config: DecoderConfig, count: object, named: str = "layers") -> None:

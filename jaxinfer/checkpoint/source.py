@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from jaxinfer.models.folded import Folded
 from jaxinfer.ops.few_bits.formats import Format
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 
@@ -114,7 +115,8 @@ class Checkpoint:
     ``llama2c_file`` is a llama2.c checkpoint, whose tokenizer stands beside it; ``converted_files`` are all those whose
     bytes take long to become tensors; ``rounded_from`` is the fingerprint of the weights before they were rounded.
     ``quantized_by`` says how a published checkpoint's weights were quantized, ``notice`` what of that is not followed.
-    ``left_out`` are tensors that are there and not this model's: those of layers that are not wanted.
+    ``left_out`` are tensors that are there and not this model's: those of layers that are not wanted. ``folded`` are
+    the factors that a method folded into the weights when it rounded them.
     """
 
     origin: str
@@ -128,3 +130,4 @@ class Checkpoint:
     quantized_by: str | None = None
     notice: str | None = None
     left_out: frozenset[str] = frozenset()
+    folded: Folded | None = None

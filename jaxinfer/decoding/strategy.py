@@ -13,6 +13,7 @@ from jaxinfer.decoding.acceptance.walk import Walk
 from jaxinfer.decoding.state import DecodeState
 from jaxinfer.decoding.trees.tree import DraftTree
 from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.folded import Folded
 from jaxinfer.models.model import Model
 from jaxinfer.notation import Array, Bool, Float, Int, Params
 from jaxinfer.ops.backend import Backend
@@ -66,7 +67,8 @@ class Target(NamedTuple):
     what is loaded beside the model; ``fingerprint`` gives the model's (`jaxinfer.models.fingerprint`);
     ``checkpoint`` is the model's, where it came of one. ``made_once(layout, make)`` returns what ``make`` makes of the
     model's parameters to draft with, out of a file if an earlier process kept it; ``layout`` gives all else that
-    decides the result. It is for drafts that are accepted by match alone, on which no token depends.
+    decides the result. It is for drafts that are accepted by match alone, on which no token depends. ``folded`` are the
+    factors that were folded into the model.
     """
 
     config: DecoderConfig
@@ -77,6 +79,7 @@ class Target(NamedTuple):
     fingerprint: Callable[[], str | None] = lambda: None
     checkpoint: Checkpoint | None = None
     made_once: MadeOnce = made_anew
+    folded: Folded | None = None
 
 
 def few_nodes(target: Target) -> int | None:

@@ -14,6 +14,7 @@ from jaxinfer.models.block import Block
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.decoder import Decoder, create_cache
 from jaxinfer.models.experts import ROUTED
+from jaxinfer.models.folded import with_factors
 from jaxinfer.models.layers import EXPERTS, KERNEL, stored_kernel
 from jaxinfer.models.linear import INPUTS
 from jaxinfer.models.model import Model
@@ -61,7 +62,7 @@ def quantize_layers(
     advance: Callable[[int], None] = lambda layer: None,
     left_out: Callable[[int], None] = lambda count: None,
 ) -> Iterator[Params]:
-    """Yield the parameters of each layer with its kernels in few bits.
+    """Yield the parameters of each layer with its kernels in few bits, and the factors that were folded into it.
 
     ``params`` are those of a decoder that does not scan its layers. The kernels of a stage are quantized once the
     stages before it are ("true-sequential"), and the texts' hidden states pass through quantized layers. One layer's
@@ -114,8 +115,10 @@ def _quantized(
     if EXPERTS in block["mlp"]:
         assert config.experts is not None
         each = [np.concatenate(parts) for parts in zip(*(_routed(config, backend, block, part) for part in hidden))]
-        mlp = quantize_experts(block["mlp"], Routed(*each), config.experts, config.activation, method)
+        mlp, factors = quantize_experts(block["mlp"], Routed(*each), config.experts, config.activation, method)
         block = {**block, "mlp": mlp}
+        if factors is not None:
+            block = with_factors(block, [("mlp", EXPERTS, "down")], factors)
     return block
 
 

@@ -57,12 +57,14 @@ def num_rounded(counts_E: Int[np.ndarray, " E"]) -> int:
 
 def quantize_experts(
     mlp: Mapping[str, Any], routed: Routed, experts: Experts, activation: str, method: Method
-) -> Params:
-    """Return a layer of experts with the stacks of its kernels in few bits.
+) -> tuple[Params, np.ndarray | None]:
+    """Return a layer of experts with the stacks of its kernels in few bits, and what was folded into them.
 
-    Gate and up are quantized first; what they then make of an expert's tokens is what down is calibrated on.
+    That is what each down's inputs were divided by, ``[E, F]``, None for nothing. Gate and up are quantized first; what
+    they then make of an expert's tokens is what down is calibrated on.
     """
     made: dict[str, list[Any]] = {}
+    factors: dict[int, Any] = {}
     biases = mlp.get(_BIASES)
     for index, count in enumerate(routed.counts(experts.num_experts)):
         expert = {name: stack[index] for name, stack in mlp[EXPERTS].items()}
@@ -71,7 +73,7 @@ def quantize_experts(
             found = {name: method.nearest(kernel) for name, kernel in expert.items()}
         else:
             rows = list(routed.rows_of(index, scaled=experts.scales_inputs))
-            found, own = _quantized(expert, own, rows, int(count), experts, activation, method)
+            found, own, factors[index] = _quantized(expert, own, rows, int(count), experts, activation, method)
         for name, value in (*found.items(), *((f"{_BIASES}.{name}", value) for name, value in own.items())):
             # On the host: a layer is in memory twice, and not a third time.
             made.setdefault(name, []).append(jax.tree.map(np.asarray, value))
@@ -79,7 +81,13 @@ def quantize_experts(
     changed = {**mlp, EXPERTS: stacks}
     if biases is not None:
         changed[_BIASES] = {name: jnp.stack(made[f"{_BIASES}.{name}"]).astype(biases[name].dtype) for name in biases}
-    return changed
+    if all(factors_F is None for factors_F in factors.values()):
+        return changed, None
+    shape = mlp[EXPERTS]["down"].shape
+    folded_EF = np.ones((shape[0], shape[2]), np.float32)
+    for index, factors_F in factors.items():
+        folded_EF[index] = factors_F
+    return changed, folded_EF
 
 
 def _quantized(
@@ -90,14 +98,15 @@ def _quantized(
     experts: Experts,
     activation: str,
     method: Method,
-) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """Return the kernels of an expert in few bits, and its biases."""
+) -> tuple[dict[str, Any], Mapping[str, Any], Array | None]:
+    """Return the kernels of an expert in few bits, its biases, and what its down's inputs were divided by."""
 
     def seen_by_down(expert: Mapping[str, Any], biases: Mapping[str, Any]) -> Seen:
         wide = {name: expert[name] for name in _WIDE}
         given = partial(_given_to_down, activation, experts.limit, wide, dict(biases))
         return seen_in(map(given, rows), count)
 
+    factors_F = None
     # With a limit what down multiplies does not grow as up does.
     if experts.limit is None:
         factors_F = method.factors([expert["down"]], partial(seen_by_down, expert, biases))
@@ -108,7 +117,7 @@ def _quantized(
     for name in _WIDE:
         found[name] = method.choose((EXPERTS, name), expert[name], seen)
     found["down"] = method.choose((EXPERTS, "down"), expert["down"], seen_by_down(found, biases))
-    return found, biases
+    return found, biases, factors_F
 
 
 @partial(jax.jit, static_argnums=(0, 1))

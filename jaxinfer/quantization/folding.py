@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxinfer.models.config import DecoderConfig
+from jaxinfer.models.folded import with_factors
 from jaxinfer.models.layers import EXPERTS, KERNEL, TRANSPOSED_KERNEL, stored_kernel
 from jaxinfer.notation import Array, Params
 from jaxinfer.quantization.seen import Place
@@ -28,7 +29,8 @@ def scale_inputs(config: DecoderConfig, block: Mapping[str, Any], choose: Choose
 
     That is a norm that nothing else reads; the values, where each query head has its own; and of a feed-forward layer
     the factor beside its gate, or what a ReLU is applied to. ``choose`` gets kernels ``[N, K]``, and those of experts
-    ``[E, N, K]``, whose inputs are scaled but for those of down.
+    ``[E, N, K]``, whose inputs are scaled but for those of down. The block then has the factors, too
+    (`jaxinfer.models.folded`).
     """
     for places, feeder in _fed(config):
         present = [place for place in places if holds(block, place)]
@@ -38,7 +40,7 @@ def scale_inputs(config: DecoderConfig, block: Mapping[str, Any], choose: Choose
         shares_norm = any(place in _WIDE for place in present)
         for place in (*present, *(place for place in _SCORES if shares_norm and holds(block, place))):
             block = _scaled(block, place, factors_K)
-        block = feeder(block, factors_K)
+        block = with_factors(feeder(block, factors_K), present, factors_K)
     return dict(block)
 
 

@@ -30,7 +30,10 @@ class Method(Protocol):
     """A way to choose the codes of one layer's weights."""
 
     def prepare(self, config: DecoderConfig, block: Params, seen: Callable[[Place], Seen]) -> Params:
-        """Return a block with the same output that is quantized in its place; ``seen`` are its inputs as it was."""
+        """Return a block with the same output that is quantized in its place; ``seen`` are its inputs as it was.
+
+        It has the factors that were folded into it (`jaxinfer.models.folded`).
+        """
         ...
 
     def factors(self, kernels: Sequence[Float[Array, "_ K"]], seen: Callable[[], Seen]) -> Float[Array, " K"] | None:

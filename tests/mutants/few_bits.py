@@ -315,14 +315,14 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a saved model forgets what it was rounded from",
         "jaxinfer/model_params.py",
-        "rounded_from=base_fingerprint() if tensors.forms() else None",
-        "rounded_from=None",
+        "rounded_from = base_fingerprint() if tensors.forms() else None",
+        "rounded_from = None",
         f"{_SAVED}::test_what_was_saved_loads_to_the_same_bits",
     ),
     Fault(
         "the digest leaves forms out",
         "jaxinfer/checkpoint/orbax/marker.py",
-        '"tensors": tensors, **few_bits}, sort',
+        '"tensors": tensors, **added}, sort',
         '"tensors": tensors}, sort',
         f"{_SAVED}::test_forms_that_belong_to_another_folder_are_refused",
     ),

@@ -129,7 +129,7 @@ def test_an_experts_results_change_less_than_by_rounding():
     inputs, rest = routed.inputs_ND[:200], routed.inputs_ND[200:]
     calibrated = Routed(inputs, routed.chosen_NC[:200], routed.weights_NC[:200])
     method = Gptq(FORM)
-    found = quantize_experts(mlp, calibrated, Experts(3, 2, WIDTH), "silu", method)
+    found, _ = quantize_experts(mlp, calibrated, Experts(3, 2, WIDTH), "silu", method)
     nearest = {"experts": {name: jax.vmap(method.nearest)(stack) for name, stack in mlp["experts"].items()}}
     for expert in range(3):
         plain, chosen, rounded = (
@@ -151,7 +151,7 @@ def test_an_expert_is_shown_its_own_tokens_and_what_it_makes_of_them(biases, opt
     """And its results change by no more than rounding to bytes, whatever its inputs are scaled by."""
     mlp, routed = layer(biases=biases)
     method, experts = Recorded(), Experts(3, 2, WIDTH, **options)
-    found = quantize_experts(mlp, routed, experts, "silu", method)
+    found, _ = quantize_experts(mlp, routed, experts, "silu", method)
     assert num_rounded(routed.counts(3)) == 1
     assert [place for place, _ in method.seen] == 2 * [("experts", name) for name in ("gate", "up", "down")]
     for expert in range(2):

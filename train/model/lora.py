@@ -22,6 +22,7 @@ from jaxinfer.models.adapters import ADAPTER
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.families.family import Part
 from jaxinfer.models.families.registry import family_of
+from jaxinfer.models.folded import Folded
 from jaxinfer.models.layers import BLOCKS, KERNEL, TRANSPOSED_KERNEL, locate
 from jaxinfer.notation import Params
 
@@ -90,11 +91,12 @@ def _shape(layer: Params) -> tuple[int, ...]:
     return (*stack, first, second) if name == KERNEL else (*stack, second, first)
 
 
-def save_lora(folder: Path, config: DecoderConfig, lora: Params, alpha: float) -> Path:
+def save_lora(folder: Path, config: DecoderConfig, lora: Params, alpha: float, folded: Folded | None = None) -> Path:
     """Write adapters as PEFT saves them, for `jaxinfer.LanguageModel.load_adapter` and others; return the folder.
 
-    They add ``alpha / rank`` times their output. Raises InvalidOption for a model whose checkpoints hold several
-    kernels in one tensor: there the adapters would have to share ``down``.
+    They add ``alpha / rank`` times their output. ``folded`` are the factors of the model that they were trained on
+    (`LanguageModel.folded`): what is written is for the model before these were folded into it. Raises InvalidOption
+    for a model whose checkpoints hold several kernels in one tensor: there the adapters would have to share ``down``.
     """
     names = family_of({"model_type": config.family}).tensor_names(config)
     tensors: dict[str, np.ndarray] = {}
@@ -108,10 +110,14 @@ def save_lora(folder: Path, config: DecoderConfig, lora: Params, alpha: float) -
             raise InvalidOption(
                 f"{config.family}: its checkpoints hold {name} in a tensor with others: merge the adapters"
             )
+        of = name.removesuffix(f".{KERNEL}")
         for at, layer in enumerate(layers):
             down, up = (
                 np.asarray(adapter[each][at] if stacked else adapter[each], np.float32) for each in ("down", "up")
             )
+            inputs, outputs = (None, None) if folded is None else (folded.inputs(layer, of), folded.outputs(layer, of))
+            down = down if inputs is None else down / inputs
+            up = up if outputs is None else up * outputs[:, None]
             rows = np.empty_like(up)
             rows[part.rows(len(up))] = up
             module = part.tensor.format(layer=layer).removesuffix(".weight")

@@ -11,6 +11,7 @@ from jaxinfer.checkpoint.drafters.streams import write_streams
 from jaxinfer.language_model import LanguageModel
 from jaxinfer.models.drafters.streams import StreamsConfig
 from jaxinfer.models.fingerprint import fingerprint
+from jaxinfer.models.folded import folded_adapters
 from train.arguments import identity
 from train.heads.export import stored_dtype
 from train.heads.trees import SIZES, tokens_a_step, trees_beside
@@ -42,6 +43,10 @@ def export_streams(
     ranks = [list(one) for one in accuracies]
     expected = {nodes: tokens_a_step(ranks, nodes) for nodes in SIZES}
     stored = jax.tree.map(np.asarray, cast_floats(result.params["streams"], stored_dtype(lm.backend)))
+    if "blocks" in stored:
+        # As they would be for the weights whose fingerprint they name.
+        first = lm.config.num_layers - streams.num_layers
+        stored = {**stored, "blocks": folded_adapters(stored["blocks"], lm.folded, first, power=-1)}
     num_params = sum(leaf.size for leaf in jax.tree.leaves(stored))
     facts = {**identity(options), "base": base, "num_tokens": num_tokens}
     card = describe_streams(model, facts, result, ranks, expected, num_params)

@@ -80,12 +80,18 @@ def merge_into(
 def merged(checkpoint: Checkpoint, adapter: Adapter, names: TensorNames) -> Checkpoint:
     """Return a checkpoint with an adapter of its model merged into its weights.
 
-    Raises InvalidOption for few bits, and UnsupportedModel for a change that the model's tensors cannot have.
+    Raises InvalidOption for few bits and for folded factors, and UnsupportedModel for a change that the model's tensors
+    cannot have.
     """
     if isinstance(checkpoint.tensors, QuantizedSource) and any(checkpoint.tensors.forms().values()):
         raise InvalidOption(
             f"{checkpoint.origin}: its weights are in few bits, and merging would round them again: load the adapter "
             "beside them, or merge it before they are rounded"
+        )
+    if checkpoint.folded is not None:
+        raise InvalidOption(
+            f"{checkpoint.origin}: awq or smoothquant may have folded factors into its weights, and the adapter is of "
+            "the model before: load it beside this one, or merge it into that"
         )
     changes = _with_shifts(adapter, checkpoint.tensors.shapes())
     changes = changes if "head.kernel" in names.top else check_tied(adapter.origin, names, changes)

@@ -1,6 +1,6 @@
 """Opens a folder written by ``jaxinfer convert``; reads its weights with TensorStore, without Orbax."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from jaxinfer.checkpoint.orbax.layout import (
     stored_dtype,
 )
 from jaxinfer.checkpoint.orbax.marker import read_marker
-from jaxinfer.checkpoint.orbax.parts import FewBitsTensor
+from jaxinfer.checkpoint.orbax.parts import FewBitsTensor, factor_tensor
 from jaxinfer.checkpoint.source import Checkpoint, StoredForm, widened
 from jaxinfer.errors import InvalidCheckpoint
+from jaxinfer.models.folded import Folded
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.sparse import are_places
 
@@ -35,8 +36,9 @@ def open_orbax_folder(folder: Path) -> Checkpoint:
     """
     config = read_json_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     marker = read_marker(folder, config)
-    tensors = OrbaxTensors(folder, marker.tensors, marker.forms)
-    opened = Checkpoint(str(folder), config, tensors, rounded_from=marker.rounded_from)
+    tensors = OrbaxTensors(folder, marker.tensors, marker.forms, marker.folded or ())
+    folded = None if marker.folded == () else Folded(None if marker.folded is None else tensors.factors)
+    opened = Checkpoint(str(folder), config, tensors, rounded_from=marker.rounded_from, folded=folded)
     if marker.source == "gguf":
         return replace(opened, gguf_metadata=read_json_object(folder / GGUF_METADATA))
     if marker.source == "llama2c":
@@ -47,14 +49,23 @@ def open_orbax_folder(folder: Path) -> Checkpoint:
 class OrbaxTensors:
     """The tensors of a converted folder; every box that is read is checked against its checksum.
 
-    ``tensors`` are those that are stored, ``forms`` those of which these hold the parts.
+    ``tensors`` are those that are stored, ``forms`` those of which these hold the parts, ``folded`` the names of the
+    factors that are among them.
     """
 
-    def __init__(self, folder: Path, tensors: Mapping[str, StoredTensor], forms: Mapping[str, FewBitsTensor]):
+    def __init__(
+        self,
+        folder: Path,
+        tensors: Mapping[str, StoredTensor],
+        forms: Mapping[str, FewBitsTensor],
+        folded: Sequence[str] = (),
+    ):
         self._folder = folder
+        self.factors = _Factors(self, folded)
         self._tensors = tensors
         self._forms = forms
         parts = {part for name, tensor in forms.items() for part in tensor.parts(name)}
+        parts |= {factor_tensor(name) for name in folded}
         self._shapes = {name: tensor.shape for name, tensor in tensors.items() if name not in parts}
         self._shapes |= {name: tensor.shape for name, tensor in forms.items()}
         context = tensorstore.Context({"cache_pool": {"total_bytes_limit": _INDEX_CACHE_BYTES}})
@@ -138,6 +149,26 @@ class OrbaxTensors:
 
     def _refuse(self, name: str, reason: str) -> InvalidCheckpoint:
         return InvalidCheckpoint(f"{self._folder}: tensor {name} {reason}; convert the model again")
+
+
+class _Factors(Mapping[str, np.ndarray]):
+    """Factors that are read when one is asked for: few models have adapters."""
+
+    def __init__(self, tensors: OrbaxTensors, names: Sequence[str]):
+        self._tensors = tensors
+        self._read: dict[str, np.ndarray | None] = dict.fromkeys(names)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        found = self._read[name]
+        if found is None:
+            found = self._read[name] = self._tensors.read(factor_tensor(name), np.dtype(np.float32))
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read)
+
+    def __len__(self) -> int:
+        return len(self._read)
 
 
 def _shorten(error: Exception) -> str:

@@ -6,15 +6,20 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from jaxinfer.checkpoint.hf_folder import read_json_object
 from jaxinfer.checkpoint.orbax.layout import CONFIG, DTYPES, INTEGERS, MARKER, WEIGHTS, StoredTensor
-from jaxinfer.checkpoint.orbax.parts import FewBitsTensor, describe_form, read_form
+from jaxinfer.checkpoint.orbax.parts import FewBitsTensor, describe_form, factor_tensor, read_form
 from jaxinfer.errors import InvalidCheckpoint
 
-# Folders without anything in few bits are of the first version, which older readers know.
-_FORMAT, _PLAIN, _IN_FEW_BITS = "jaxinfer-orbax", 1, 2
+# Folders are of the first version that can say what they hold, which the most readers know. The second one does not say
+# what was folded into weights that a model rounded.
+_FORMAT, _PLAIN, _IN_FEW_BITS, _FOLDED = "jaxinfer-orbax", 1, 2, 3
+_ADDED: Mapping[int, tuple[str, ...]] = MappingProxyType(
+    {_PLAIN: (), _IN_FEW_BITS: ("forms", "rounded_from"), _FOLDED: ("forms", "rounded_from", "folded")}
+)
 
 
 @dataclass(frozen=True)
@@ -22,27 +27,34 @@ class Marker:
     """The content of ``jaxinfer.json``; ``source`` is the format that the weights came from.
 
     ``forms`` are the tensors in few bits, whose parts are among ``tensors``; ``rounded_from`` is the fingerprint of the
-    weights before.
+    weights before. ``folded`` are the names of the factors that were folded into them, whose tensors are there too;
+    None: not known.
     """
 
     source: str
     tensors: Mapping[str, StoredTensor]
     forms: Mapping[str, FewBitsTensor] = field(default_factory=dict)
     rounded_from: str | None = None
+    folded: tuple[str, ...] | None = ()
 
 
 def describe_marker(marker: Marker, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of ``jaxinfer.json``."""
     tensors = {name: asdict(tensor) for name, tensor in marker.tensors.items()}
     forms = {name: describe_form(tensor) for name, tensor in marker.forms.items()}
-    few_bits = {"forms": forms, "rounded_from": marker.rounded_from} if forms else {}
+    version = _IN_FEW_BITS if forms else _PLAIN
+    if marker.folded != _folded_before(version, marker.rounded_from):
+        version = _FOLDED
+    folded = None if marker.folded is None else list(marker.folded)
+    said = {"forms": forms, "rounded_from": marker.rounded_from, "folded": folded}
+    added = {key: said[key] for key in _ADDED[version]}
     return {
         "format": _FORMAT,
-        "version": _IN_FEW_BITS if forms else _PLAIN,
+        "version": version,
         "source": marker.source,
-        "digest": _digest(config, tensors, few_bits),
+        "digest": _digest(config, tensors, added),
         "tensors": tensors,
-        **few_bits,
+        **added,
     }
 
 
@@ -57,21 +69,25 @@ def read_marker(folder: Path, config: Mapping[str, Any]) -> Marker:
     if content.get("format") != _FORMAT:
         raise InvalidCheckpoint(f"{path}: not written by jaxinfer convert; convert the model again")
     version = content.get("version")
-    if version not in (_PLAIN, _IN_FEW_BITS):
+    if type(version) is not int or version not in _ADDED:
         raise InvalidCheckpoint(
-            f"{path}: version {version!r:.20} of the format cannot be read, only {_PLAIN} and {_IN_FEW_BITS}; "
+            f"{path}: version {version!r:.20} of the format cannot be read, only {', '.join(map(str, _ADDED))}; "
             "convert the model again"
         )
     try:
         tensors = {name: _read_tensor(**fields) for name, fields in content["tensors"].items()}
-        few_bits = {key: content[key] for key in ("forms", "rounded_from")} if version == _IN_FEW_BITS else {}
-        forms = {name: read_form(name, tensors, **fields) for name, fields in few_bits.get("forms", {}).items()}
+        added = {key: content[key] for key in _ADDED[version]}
+        forms = {name: read_form(name, tensors, **fields) for name, fields in added.get("forms", {}).items()}
         parts = {part for name, tensor in forms.items() for part in tensor.parts(name)}
         if any(tensor.dtype in INTEGERS and name not in parts for name, tensor in tensors.items()):
             raise ValueError("integers that belong to nothing")
-        rounded_from = few_bits.get("rounded_from")
-        marker = Marker(str(content["source"]), tensors, forms, None if rounded_from is None else str(rounded_from))
-        fits = content["digest"] == _digest(config, content["tensors"], few_bits)
+        rounded_from = added.get("rounded_from")
+        rounded_from = None if rounded_from is None else str(rounded_from)
+        folded = added.get("folded", _folded_before(version, rounded_from))
+        if folded and any(tensors[factor_tensor(name)].dtype != "float32" for name in folded):
+            raise ValueError(folded)
+        marker = Marker(str(content["source"]), tensors, forms, rounded_from, None if folded is None else tuple(folded))
+        fits = content["digest"] == _digest(config, content["tensors"], added)
     except (AttributeError, KeyError, TypeError, ValueError):
         raise InvalidCheckpoint(f"{path}: damaged; convert the model again") from None
     if not fits:
@@ -82,8 +98,13 @@ def read_marker(folder: Path, config: Mapping[str, Any]) -> Marker:
     return marker
 
 
-def _digest(config: Mapping[str, Any], tensors: Mapping[str, Any], few_bits: Mapping[str, Any]) -> str:
-    text = json.dumps({"config": config, "tensors": tensors, **few_bits}, sort_keys=True)
+def _folded_before(version: int, rounded_from: str | None) -> tuple[str, ...] | None:
+    """Return what a folder of a version that does not say it has folded: nothing, if no model was rounded."""
+    return None if version == _IN_FEW_BITS and rounded_from is not None else ()
+
+
+def _digest(config: Mapping[str, Any], tensors: Mapping[str, Any], added: Mapping[str, Any]) -> str:
+    text = json.dumps({"config": config, "tensors": tensors, **added}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

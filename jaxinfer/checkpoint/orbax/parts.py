@@ -13,6 +13,11 @@ from jaxinfer.ops.few_bits.formats import format_from
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 
 
+def factor_tensor(name: str) -> str:
+    """Return the tensor that holds factors of this name (`jaxinfer.models.folded`)."""
+    return f"folded.{name}"
+
+
 @dataclass(frozen=True)
 class FewBitsTensor:
     """A tensor in few bits: the shape that it has as plain numbers, and its form."""
@@ -53,28 +58,36 @@ def read_form(
 
 
 class TensorParts:
-    """A source as the writer sees it: the tensors in ``forms`` are those of their parts, one after the other."""
+    """A source as the writer sees it: the tensors in ``forms`` are those of their parts, one after the other.
 
-    def __init__(self, source: TensorSource, forms: Mapping[str, StoredForm]):
+    ``factors`` are tensors beside them (`factor_tensor`).
+    """
+
+    def __init__(self, source: TensorSource, forms: Mapping[str, StoredForm], factors: Mapping[str, np.ndarray]):
         self._source = source
+        self._factors = {factor_tensor(name): np.asarray(factors[name], np.float32) for name in factors}
         shapes = source.shapes()
         self.forms = {name: FewBitsTensor(tuple(shapes[name]), stored) for name, stored in forms.items()}
         self._whole = {part: name for name, tensor in self.forms.items() for part in tensor.parts(name)}
         self._last: tuple[str, QuantizedArray] | None = None
 
     def dtypes(self) -> dict[str, np.dtype]:
-        """Return the dtype of every part."""
-        return {part: np.dtype(dtype) for part, (_, dtype) in self._parts().items()}
+        """Return the dtype of every part and factor."""
+        of_parts = {part: np.dtype(dtype) for part, (_, dtype) in self._parts().items()}
+        return of_parts | {name: factor.dtype for name, factor in self._factors.items()}
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return the shape of every tensor and part."""
-        return {**self._source.shapes(), **{part: shape for part, (shape, _) in self._parts().items()}}
+        of_parts = {part: shape for part, (shape, _) in self._parts().items()}
+        return {**self._source.shapes(), **of_parts, **{name: each.shape for name, each in self._factors.items()}}
 
     def _parts(self) -> dict[str, tuple[tuple[int, int], str]]:
         return {part: found for name, tensor in self.forms.items() for part, found in tensor.parts(name).items()}
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Read a tensor as ``dtype``, or a part of one in its own."""
+        if name in self._factors:
+            return self._factors[name]
         if name not in self._whole:
             return self._source.read(name, dtype)
         whole = self._whole[name]

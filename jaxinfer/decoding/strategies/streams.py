@@ -29,6 +29,7 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.models.config import DecoderConfig
 from jaxinfer.models.drafters.heads import top_chances
 from jaxinfer.models.drafters.streams import exit_logits, run_streams
+from jaxinfer.models.folded import folded_adapters
 from jaxinfer.models.model import Model
 from jaxinfer.models.padding import pad_adapters
 from jaxinfer.notation import Array, Float, Int, Params
@@ -97,6 +98,9 @@ class Streams(TreeDrafter):
             folder = self.folder_for(target)
             streams, params = read_streams(folder, target.config, target.backend, target.fingerprint)
             num_layers = streams.num_layers
+            if "blocks" in params:
+                first = target.config.num_layers - num_layers
+                params = {**params, "blocks": folded_adapters(params["blocks"], target.folded, first)}
         # Each node has its streams beside it; what is to be pruned has to be drafted first.
         few = few_nodes(target)
         most = few // 2 if few is not None and self.verifies_any_tree else None

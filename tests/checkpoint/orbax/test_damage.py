@@ -97,7 +97,7 @@ def test_the_weights_alone_are_refused_with_the_folder_to_give(copy):
         ("{", "broken JSON"),
         ("[]", "not an object"),
         ("{}", "not written by jaxinfer convert"),
-        ('{"format": "jaxinfer-orbax", "version": 3}', "version 3 of the format"),
+        ('{"format": "jaxinfer-orbax", "version": 4}', "version 4 of the format"),
         ('{"format": "jaxinfer-orbax", "version": 2}', "damaged"),
         ('{"format": "jaxinfer-orbax", "version": 1}', "damaged"),
         ('{"format": "jaxinfer-orbax", "version": 1, "source": "x", "digest": "x", "tensors": {"w": {}}}', "damaged"),

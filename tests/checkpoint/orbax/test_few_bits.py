@@ -108,7 +108,7 @@ def test_a_changed_scale_is_found(source, tmp_path):
     marker = json.loads((folder / "jaxinfer.json").read_text())
     marker["tensors"][f"{UP}.scales"]["checksums"][0] ^= 1
     config = json.loads((folder / "config.json").read_text())
-    few_bits = {key: marker[key] for key in ("forms", "rounded_from")}
+    few_bits = {key: marker[key] for key in ("forms", "rounded_from", "folded")}
     marker["digest"] = orbax_marker._digest(config, marker["tensors"], few_bits)
     (folder / "jaxinfer.json").write_text(json.dumps(marker))
     with pytest.raises(InvalidCheckpoint, match=r"tensor .*up_proj\.weight\.scales is damaged: its checksum"):
@@ -126,6 +126,8 @@ LIES = {
     "a part that is missing": lambda marker: marker["tensors"].pop(f"{UP}.minima"),
     "integers that belong to nothing": lambda marker: marker["forms"].pop(UP),
     "no forms": lambda marker: marker.pop("forms"),
+    "nothing of factors": lambda marker: marker.pop("folded"),
+    "factors that are not there": lambda marker: marker.update(folded=["0.mlp.down"]),
 }
 
 
@@ -135,7 +137,7 @@ def test_a_marker_that_lies_about_forms_with_a_right_digest_is_refused(saved, tm
         (tmp_path / path).symlink_to(saved / path)
     marker, config = (json.loads((saved / name).read_text()) for name in ("jaxinfer.json", "config.json"))
     LIES[lie](marker)
-    few_bits = {key: marker[key] for key in ("forms", "rounded_from") if key in marker}
+    few_bits = {key: marker[key] for key in ("forms", "rounded_from", "folded") if key in marker}
     marker["digest"] = orbax_marker._digest(config, marker["tensors"], few_bits)
     (tmp_path / "jaxinfer.json").write_text(json.dumps(marker))
     with pytest.raises(InvalidCheckpoint, match="damaged"):
