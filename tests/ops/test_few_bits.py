@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxinfer.errors import InvalidOption
 from jaxinfer.ops.backend import choose_backend
 from jaxinfer.ops.cpu_kernels.few_bits.product_code import few_bits_module, row_dtype
 from jaxinfer.ops.cpu_kernels.few_bits.products import multiply_few_bits
@@ -18,6 +19,7 @@ from jaxinfer.ops.cpu_kernels.few_bits.tiles import supports
 from jaxinfer.ops.few_bits.formats import FP8, GGUF_FORMATS, GROUPS, INT8, MXFP4, NORMAL, UNSIGNED, Format, int4, nf4
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
+from jaxinfer.ops.few_bits.split import check_split, pad_quantized
 from jaxinfer.ops.matmul import linears
 from tests.ops.foreign_calls import HOST, POOLS, SMALLER, Calls, beside_a_guard, check_products, exact
 
@@ -302,3 +304,20 @@ def test_processors_without_float16_or_lookups_are_told_apart():
     assert [supports(old, form) for form in uneven] == [True, True, False, False]
     assert supports(old, by_words)
     assert not any(supports(old, form) for form in INT4S)
+
+
+def test_what_does_not_split_is_mended_by_smaller_groups_only_where_they_help():
+    mesh = jax.sharding.AbstractMesh((4,), ("tensor",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "tensor"))
+    few, smaller = (
+        "use fewer devices on tensor$",
+        "use int8 without groups, a smaller group, or fewer devices on tensor$",
+    )
+    for form, width, mend in ((INT8, 64, few), (int4(64, False), 128, smaller), (int4(64, False), 64, few)):
+        array = round_to_nearest(jnp.ones((2, width)), form)
+        with pytest.raises(InvalidOption, match=f"over 4 devices in whole groups of {form.unit}: {mend}"):
+            check_split(array, sharding, "kernel")
+    for form, mend in ((INT8, few), (int4(64, False), smaller)):
+        array, source = round_to_nearest(jnp.ones((2, 64)), form), np.arange(96 if form.unit > 32 else 80)
+        with pytest.raises(InvalidOption, match=mend):
+            pad_quantized(array, [None, np.where(source < 64, source, -1)])

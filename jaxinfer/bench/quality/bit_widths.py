@@ -13,7 +13,7 @@ from jaxinfer.language_model import LanguageModel
 from jaxinfer.models.few_bits import is_kernel, is_table
 from jaxinfer.models.layers import TRANSPOSED_KERNEL
 from jaxinfer.notation import Array, Float, Params
-from jaxinfer.ops.few_bits.formats import Format
+from jaxinfer.ops.few_bits.formats import GROUPS, Format
 from jaxinfer.ops.few_bits.quantized_array import is_quantized
 
 FEWEST, MOST = 2, 8
@@ -55,7 +55,10 @@ class BitWidth:
             raise InvalidOption("--bits rounds wide weights, and the model's are in few bits: name another model")
 
         def check(path: tuple[str, ...], matrix: Array) -> None:
-            Format(4, self.group).check_width(f"--bits: {'.'.join(path)}", _rows(path, matrix).shape[-1])
+            width = _rows(path, matrix).shape[-1]
+            smaller = [str(group) for group in GROUPS if group < self.group and width % group == 0]
+            mend = f"--groups {' or '.join(smaller)}" if smaller else "another model"
+            Format(4, self.group).check_width(f"--bits: {'.'.join(path)}", width, mend)
 
         _each_kernel(params, check)
 

@@ -131,11 +131,11 @@ class Format:
         stored = num_bytes * 8 // self.bits
         return stored if self.kept is None else stored * self.kept[1] // self.kept[0]
 
-    def check_width(self, name: str, width: int) -> None:
-        """Raise InvalidOption for rows that do not divide into groups."""
+    def check_width(self, name: str, width: int, mend: str | None = None) -> None:
+        """Raise InvalidOption, which says what to use, for rows that do not divide into groups."""
         unit = self.unit
         if width % unit:
-            mend = "a smaller group, or int8" if unit > RUN else "another dtype instead of weights="
+            mend = mend or ("a smaller group, or int8" if unit > RUN else "another dtype instead of weights=")
             mend = "another share of blocks, or 2:4" if self.block > 1 else mend
             raise InvalidOption(f"{name}: its rows of {width} weights do not divide into groups of {unit}; use {mend}")
 

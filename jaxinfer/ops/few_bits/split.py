@@ -11,7 +11,11 @@ from jaxinfer.errors import InvalidOption
 from jaxinfer.ops.few_bits.formats import RUN, Format
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
 
-_MEND = "use int8, a smaller group, or fewer devices on tensor"
+
+def _mend(form: Format, part: int) -> str:
+    """Return what to do where groups do not divide a device's part of each row: smaller ones help, or none do."""
+    helps = form.unit > RUN and part % RUN == 0
+    return f"use {'int8 without groups, a smaller group, or ' if helps else ''}fewer devices on tensor"
 
 
 def part_shardings(array: QuantizedArray, sharding: NamedSharding) -> QuantizedArray:
@@ -39,7 +43,7 @@ def check_split(array: QuantizedArray, sharding: NamedSharding, name: str) -> in
     if width % devices or width // devices % form.unit:
         raise InvalidOption(
             f"{name}: its rows of {width} weights do not split over {devices} devices in whole groups of {form.unit}: "
-            f"{_MEND}"
+            f"{_mend(form, width // devices if width % devices == 0 else 1)}"
         )
     return width // devices
 
@@ -89,7 +93,9 @@ def _units_of(form: Format, source: np.ndarray, name: str) -> np.ndarray:
         if follows.all() and (first[first >= 0] % form.unit == 0).all():
             return np.where(first < 0, -1, first // form.unit)[:, 0]
     what = f"groups of {form.unit}" if form.unit > RUN else f"runs of {RUN}"
-    raise InvalidOption(f"{name}: padding its inputs to {len(source)} for the mesh would cut {what}: {_MEND}")
+    raise InvalidOption(
+        f"{name}: padding its inputs to {len(source)} for the mesh would cut {what}: {_mend(form, len(source))}"
+    )
 
 
 def _taken(part: Any, source: np.ndarray, axis: int) -> Any:
