@@ -21,7 +21,7 @@ from jaxinfer.language_model import LanguageModel
 from jaxinfer.model_checks import check_ids, check_whole
 from jaxinfer.model_params import check_few_bits, check_form, check_kernels
 from jaxinfer.models.decoder import Decoder, abstract_params
-from jaxinfer.models.few_bits import in_few_bits, is_table
+from jaxinfer.models.few_bits import change_matrices, in_few_bits, is_table
 from jaxinfer.models.folded import Folded
 from jaxinfer.models.layers import EXPERTS, KERNEL, TRANSPOSED_KERNEL, locate, stored_kernel
 from jaxinfer.models.stacking import stack_params
@@ -29,7 +29,13 @@ from jaxinfer.notation import Int, Params
 from jaxinfer.ops.backend import Backend, check_activations
 from jaxinfer.ops.few_bits.formats import Format
 from jaxinfer.ops.few_bits.quantized_array import is_quantized
-from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
+from jaxinfer.ops.few_bits.round_to_nearest import (
+    TOO_LARGE,
+    are_finite,
+    fits_scales,
+    has_finite_scales,
+    round_to_nearest,
+)
 from jaxinfer.quantization.calibration import quantize_layers
 from jaxinfer.quantization.experts import LEAST_TOKENS
 from jaxinfer.quantization.methods import METHODS, SPARSE, SmoothQuant
@@ -87,6 +93,7 @@ def quantize(
         form.of_tables.check_width(f"weights {weights!r}: embedding", config.embedding_dim or config.model_dim)
     for path, kernel in _kernels(params["blocks"]):
         form.check_width(f"weights {weights!r}: {'.'.join(path)}", kernel.shape[-1])
+    _check_numbers(model.params, form, f"weights {weights!r}")
     if method == MAGNITUDE:
         if calibration is not None or kept is not None:
             raise InvalidOption("magnitude reads no text: leave out calibration and kept, or use sparsegpt")
@@ -107,6 +114,11 @@ def quantize(
             f"{sum(few)} of {count} experts had fewer than {LEAST_TOKENS} of the calibration text's tokens: their "
             "weights were rounded to the nearest"
         )
+    for layer, block in enumerate(done):
+        # AWQ and SmoothQuant make some weights larger.
+        matrices = filter(is_quantized, jax.tree.leaves(block, is_leaf=is_quantized))
+        if not all(map(has_finite_scales, matrices)):
+            raise InvalidOption(f"weights {weights!r}: layer {layer} has scaled weights that are {TOO_LARGE}")
     backend = replace(model.backend, activations=activations)
     arranged = _arranged(model.params, blocks, None if form.kept is not None else form.of_tables)
     return model.changed(arranged, backend=backend, is_rounded=True, folded=Folded.of(blocks))
@@ -194,6 +206,21 @@ def _cut(model: LanguageModel, calibration: Sequence[int], num_texts: int, lengt
         raise InvalidOption(f"the calibration text has {len(ids)} tokens, but a piece has {length}: give a longer text")
     starts = np.linspace(0, len(ids) - length, count).astype(int)
     return np.array([ids[start : start + length] for start in starts], np.int32)
+
+
+def _check_numbers(params: Params, form: Format, named: str) -> None:
+    """Raise InvalidOption, which begins with ``named``, for parameters that are not finite, or too large for a form."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not are_finite(leaf):
+            where = ".".join(key.key for key in path)
+            raise InvalidOption(f"{named}: {where} of the model has weights that are no finite numbers")
+
+    def check(path: tuple[str, ...], matrix: Any) -> Any:
+        if not fits_scales(matrix, form.of_tables if is_table(path) else form):
+            raise InvalidOption(f"{named}: {'.'.join(path)} of the model has weights that are {TOO_LARGE}")
+        return matrix
+
+    change_matrices(params, check)
 
 
 def _kernels(node: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

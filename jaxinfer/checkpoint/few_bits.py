@@ -110,7 +110,8 @@ class FewBitsReader:
         struct = jax.ShapeDtypeStruct(shape, jnp.float32)
         weights = read_plainly(checkpoint, replace(leaf, struct=struct, transposed=False))
         found = round_to_nearest(weights, form)
-        check_numbers(checkpoint, leaf.sources[0][0].tensor, found)
+        tensors = [parts[0].tensor for parts in leaf.sources]
+        check_numbers(checkpoint, tensors if leaf.stacked else tensors[:1], weights, found)
         return jax.block_until_ready(found)
 
     def _blocks(self, checkpoint: Checkpoint, leaf: Leaf) -> QuantizedArray | None:

@@ -17,7 +17,7 @@ from jaxinfer.errors import InvalidCheckpoint
 from jaxinfer.models.families.family import Part
 from jaxinfer.ops.few_bits.formats import Format
 from jaxinfer.ops.few_bits.quantized_array import QuantizedArray
-from jaxinfer.ops.few_bits.round_to_nearest import round_to_nearest
+from jaxinfer.ops.few_bits.round_to_nearest import TOO_LARGE, are_finite, has_finite_scales, round_to_nearest
 
 
 def round_experts(checkpoint: Checkpoint, leaf: Leaf, form: Format, read_plainly: Any) -> QuantizedArray:
@@ -29,7 +29,8 @@ def round_experts(checkpoint: Checkpoint, leaf: Leaf, form: Format, read_plainly
     for layer, sources in enumerate(leaf.sources):
         for expert, weights in enumerate(_matrices(checkpoint, leaf, sources, read_plainly)):
             rounded = round_to_nearest(weights, form)
-            check_numbers(checkpoint, sources[expert if leaf.is_matrix_each else 0].tensor, rounded)
+            tensor = sources[expert if leaf.is_matrix_each else 0].tensor
+            check_numbers(checkpoint, [tensor], weights, rounded)
             _put(leaf, whole, rounded, layer, expert)
     return jax.block_until_ready(jax.device_put(QuantizedArray.of(form, whole)))
 
@@ -51,10 +52,21 @@ def gather_experts(leaf: Leaf, form: Format, read: Callable[[Part], QuantizedArr
     return jax.block_until_ready(jax.device_put(QuantizedArray.of(form, whole)))
 
 
-def check_numbers(checkpoint: Checkpoint, tensor: str, rounded: QuantizedArray) -> None:
-    """Raise :class:`InvalidCheckpoint`, which names a tensor, if what was rounded were no finite numbers."""
-    if not bool(jnp.isfinite(rounded.float_scales()).all()):
-        raise InvalidCheckpoint(f"{checkpoint.origin}: {tensor} has weights that are no numbers")
+def check_numbers(checkpoint: Checkpoint, tensors: Sequence[str], weights: Any, rounded: QuantizedArray) -> None:
+    """Raise :class:`InvalidCheckpoint`, which names a tensor, if weights, or what they were rounded to, are not finite.
+
+    ``tensors`` has the name of each layer's, if weights and what they were rounded to are stacks of layers.
+    """
+    parts = [(tensors[0], weights, rounded)]
+    if are_finite(weights) and has_finite_scales(rounded):
+        return
+    if len(tensors) > 1:
+        parts = [(each, weights[at], jax.tree.map(lambda part: part[at], rounded)) for at, each in enumerate(tensors)]  # noqa: B023
+    for tensor, matrix, found in parts:
+        if not are_finite(matrix):
+            raise InvalidCheckpoint(f"{checkpoint.origin}: {tensor} has weights that are no finite numbers")
+        if not has_finite_scales(found):
+            raise InvalidCheckpoint(f"{checkpoint.origin}: {tensor} has weights that are {TOO_LARGE}")
 
 
 def as_stack(array: QuantizedArray, leaf: Leaf) -> QuantizedArray:

@@ -1,5 +1,7 @@
 """Checkpoints in few bits: a GGUF file's blocks as they are, others rounded, and what is refused in one line."""
 
+import re
+import shutil
 import time
 
 import gguf
@@ -7,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import jaxinfer
 from jaxinfer.checkpoint import few_bits
@@ -189,3 +192,33 @@ def test_specifications_are_read():
         "gguf": None,
     }
     assert {spec: parse_few_bits(spec).form for spec in forms} == forms
+
+
+DOWN = "model.layers.1.mlp.down_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("value", "weights", "scan_layers", "why"),
+    [
+        (np.nan, "int8", False, "no finite numbers"),
+        (-np.inf, "int8", True, "no finite numbers"),
+        (np.nan, "fp8", False, "no finite numbers"),
+        (1e6, "int4:group=32", False, "too large for scales in float16: use int8"),
+        # The scale is held, and the minimum is not.
+        (-1e5, "int4:group=32", True, "too large for scales in float16: use int8"),
+    ],
+)
+def test_weights_that_a_form_cannot_hold_are_named(tiny_llama_folder, tmp_path, value, weights, scan_layers, why):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_llama_folder(), folder)
+    tensors = load_file(folder / "model.safetensors")
+    changed = tensors[DOWN].copy()
+    changed[3, 5] = value
+    save_file({**tensors, DOWN: changed}, folder / "model.safetensors")
+    with pytest.raises(InvalidCheckpoint, match=rf"model: {re.escape(DOWN)} has weights that are {why}"):
+        jaxinfer.load(folder, weights=weights, scan_layers=scan_layers)
+    if weights != "fp8":
+        lm = jaxinfer.load(folder, scan_layers=scan_layers)
+        for method in ("gptq", "awq", "smoothquant"):
+            with pytest.raises(InvalidOption, match=rf"mlp\.down\.\w+ of the model has weights that are {why}"):
+                jaxinfer.quantize(lm, weights, method=method, calibration=[1, 2, 3, 4], text_tokens=2)

@@ -466,4 +466,25 @@ FAULTS: tuple[Fault, ...] = (
         'code.arithmetic("add", 0, run)',
         f"{_PANEL_PRODUCTS}::test_a_row_has_the_same_bits_among_so_many_that_codes_are_widened_first",
     ),
+    Fault(
+        "weights that are no numbers are looked for among scales alone",
+        "jaxinfer/ops/few_bits/round_to_nearest.py",
+        "return jnp.isfinite(jnp.sum(weights * jnp.zeros((), weights.dtype)))",
+        "return jnp.isfinite(jnp.max(weights))",
+        f"{_CHECKPOINTS}::test_weights_that_a_form_cannot_hold_are_named",
+    ),
+    Fault(
+        "of layers together the first one's tensor is named",
+        "jaxinfer/checkpoint/few_bits.py",
+        "check_numbers(checkpoint, tensors if leaf.stacked else tensors[:1], weights, found)",
+        "check_numbers(checkpoint, tensors[:1], weights, found)",
+        f"{_CHECKPOINTS}::test_weights_that_a_form_cannot_hold_are_named",
+    ),
+    Fault(
+        "a minimum that is not finite is not found",
+        "jaxinfer/ops/few_bits/round_to_nearest.py",
+        "each = [_floats(scales), *(() if minima is None else (minima,))]",
+        "each = [_floats(scales)]",
+        f"{_CHECKPOINTS}::test_weights_that_a_form_cannot_hold_are_named",
+    ),
 )

@@ -15,6 +15,8 @@ from jaxinfer.ops.few_bits.sparse import compacted, largest
 _MOST_BYTE = 127
 # The exponent of the largest level of 4-bit floats, which is that of the largest weight of a group.
 _LARGEST_EXPONENT = 2
+# Of weights whose scales are not finite.
+TOO_LARGE = "too large for scales in float16: use int8, whose scales of rows are float32"
 # The exponent, in float32, of what is no finite number.
 _NO_NUMBER = 255
 
@@ -35,6 +37,35 @@ def round_to_nearest(weights: Float[Array, "*shape"], form: Format) -> Quantized
     scales, minima = fit_groups(groups, form)
     codes = nearest_codes(groups, scales[..., None], None if minima is None else minima[..., None], form)
     return pack_codes(codes.reshape(weights.shape), scales, minima, form)
+
+
+@jax.jit
+def are_finite(weights: Float[Array, "*shape"]) -> Bool[Array, ""]:
+    """Return whether all weights are finite numbers. A compiled minimum or maximum leaves out what is no number."""
+    # Infinity times zero is no number either; on a CPU a sum takes a fifth of the time of a test of each.
+    return jnp.isfinite(jnp.sum(weights * jnp.zeros((), weights.dtype)))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def fits_scales(weights: Float[Array, "*shape"], form: Format) -> Bool[Array, ""]:
+    """Return whether scales and minima of a form hold finite weights ``[..., N, K]``: in float16 not the largest."""
+    if form.kept is not None:
+        return jnp.ones((), bool)
+    *lead, width = weights.shape
+    found = fit_groups(weights.astype(jnp.float32).reshape(*lead, form.groups(width), -1), form)
+    return _are_finite_scales(*found)
+
+
+def has_finite_scales(array: QuantizedArray) -> Bool[Array, ""]:
+    """Return whether what finite weights were rounded to has finite scales and minima."""
+    if array.form.kept is not None:
+        return jnp.ones((), bool)
+    return _are_finite_scales(array.scales, array.minima)
+
+
+def _are_finite_scales(scales: Array, minima: Array | None) -> Bool[Array, ""]:
+    each = [_floats(scales), *(() if minima is None else (minima,))]
+    return jnp.stack([jnp.isfinite(values).all() for values in each]).all()
 
 
 def nearest_values(weights: Float[Array, "*shape"], form: Format) -> Float[Array, "*shape"]:
