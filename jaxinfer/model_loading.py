@@ -65,7 +65,7 @@ def load(
     are kept: another text, or ``retrieval:budget=256,chunk=16,recent=64``, where each token reads the 16 chunks of 16
     tokens that suit it best and the last 64: another text too. With ``crop:keep=512`` a text
     outgrows learned positions (GPT-2, OPT): its last 512 tokens are then prefilled again. ``cache_dtype`` keeps keys
-    and values in 8 bits, ``int8`` or ``fp8``; another text too.
+    and values in 8 bits, ``int8`` or ``fp8``; another text too. By default, they have 16 if the weights have, else 32.
     ``mesh`` splits the model over all devices, as in ``MeshConfig(tensor=4)`` or ``"tensor=4"``, or over those of a
     mesh of JAX with the same axes; with ``collectives="int8"`` they exchange sums in bytes: another text.
     ``scan_layers`` overrides how the blocks run. ``kept`` is a folder for converted weights and compiled programs,

@@ -139,7 +139,7 @@ def add_layers_argument(parser: Any) -> None:
 def add_cache_dtype_argument(parser: Any) -> None:
     """Add the bits that keys and values are kept in."""
     parser.add_argument(
-        "--cache-dtype", metavar="D", help="keep keys and values in 8 bits: int8, or fp8 (default: as wide as computed)"
+        "--cache-dtype", metavar="D", help="keep keys and values in 8 bits: int8, or fp8 (default: 16 or 32, as dtype)"
     )
 
 

@@ -212,9 +212,9 @@ def choose_backend(
     ``kernels`` says what works on a cache; by default, Pallas kernels on a TPU and XLA elsewhere. ``exact`` says what
     strategies share with plain decoding: ``bits``, or the tokens wherever their ``margin`` is larger than rounding
     (default). Where the CPU kernels run, they share all bits in either case. ``cache_dtype`` rounds keys and values to
-    8 bits, ``int8`` or ``fp8``; by default, they are as wide as what the model computes with. With ``collectives``
-    ``int8`` the devices of a mesh send each other bytes where they add up activations. With ``activations`` ``int8``
-    quantized kernels multiply rows in bytes.
+    8 bits, ``int8`` or ``fp8``; by default, they are as wide as what the model computes with, and on a CPU in float16
+    where weights have 16 bits. With ``collectives`` ``int8`` the devices of a mesh send each other bytes where they add
+    up activations. With ``activations`` ``int8`` quantized kernels multiply rows in bytes.
     """
     for name, value in (("exact", exact), ("dtype", dtype), ("cache_dtype", cache_dtype), ("collectives", collectives)):
         if value is not None and not isinstance(value, str):
