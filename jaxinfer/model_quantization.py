@@ -114,7 +114,7 @@ def quantize(
             f"{sum(few)} of {count} experts had fewer than {LEAST_TOKENS} of the calibration text's tokens: their "
             "weights were rounded to the nearest"
         )
-    for layer, block in enumerate(done):
+    for layer, block in enumerate(blocks):
         # AWQ and SmoothQuant make some weights larger.
         matrices = filter(is_quantized, jax.tree.leaves(block, is_leaf=is_quantized))
         if not all(map(has_finite_scales, matrices)):

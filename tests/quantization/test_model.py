@@ -158,13 +158,13 @@ def other_row(toy):
 
 def other_theta(toy):
     config = replace(toy.config, layer_pattern=(LayerKind(Rope(500.0, toy.config.head_dim)),))
-    return LanguageModel(config, toy.params, toy.backend, toy._checkpoint)
+    return LanguageModel(config, toy.params, toy.backend, toy.source)
 
 
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        (lambda toy: jaxinfer.load(toy._checkpoint.folder, dtype="bfloat16"), "parameters and dtypes and kernels"),
+        (lambda toy: jaxinfer.load(toy.source.folder, dtype="bfloat16"), "parameters and dtypes and kernels"),
         (other_row, "parameters"),
         (other_theta, "configuration"),
     ],
