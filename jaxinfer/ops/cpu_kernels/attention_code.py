@@ -18,7 +18,7 @@ from jaxinfer.ops.cpu_kernels.softmax_code import soften_functions
 from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, SIZES, Vectors, in_bytes
 from jaxinfer.ops.cpu_kernels.weighted_sums import WIDEST, tile_rows, weighted_sum_functions
 
-# The slots of a piece of scores, and how far ahead values are prefetched: a multiple of the lanes of all processors.
+# The slots of a piece of scores: a multiple of the lanes of all processors.
 CHUNK = 128
 # With more query rows per head than this, a thread takes as many rows from scores to results; with fewer, threads share
 # the slots. `jaxinfer bench latency` measures another value.
