@@ -160,7 +160,7 @@ def test_a_draft_model_is_loaded_in_few_bits(plain, tiny_llama_folder):
     kernel = strategy.params["blocks"]["layer_0"]["mlp"]["up"]["kernel"]
     assert kernel.form == INT8
     # It only drafts.
-    assert isinstance(kernel, PanelArray) == drafts_by_panels(INT8, kernel.shape[1])
+    assert (isinstance(kernel, PanelArray) and kernel.drafts) == drafts_by_panels(INT8, kernel.shape[1])
 
 
 @pytest.mark.slow
