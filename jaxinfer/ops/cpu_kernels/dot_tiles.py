@@ -6,19 +6,20 @@ from jaxinfer.ops.cpu_kernels.tiles import LLVM_TYPES, SIZES, Vectors, masked_lo
 
 _PARAMETERS = (
     "ptr %x, ptr %w, ptr %y, ptr %sums, i64 %length, i64 %pitch, i64 %stride, i64 %width, ptr %ahead, i64 %others, "
-    "i1 %begins, i1 %ends"
+    "i64 %apart, i64 %along, i1 %begins, i1 %ends"
 )
 
 
 def dot_tile(vectors: Vectors, dtype: str, outputs: int, rows: int) -> str:
-    """Return ``dot_OUTPUTSxROWS(x, w, y, sums, length, pitch, stride, width, ahead, others, begins, ends)``.
+    """Return the assembly of ``dot_OUTPUTSxROWS``, whose parameters are `_PARAMETERS`.
 
     It computes dot products of rows of x and of w, which have length ``length``. Rows of x are ``pitch`` apart, those
     of w ``stride``, those of y ``width``. The order in which a product's numbers are added does not depend on the tile,
     so a row's results do not depend on other rows. For products of a part of a row, a tile that does not begin a row
     goes on from ``sums``, and one that does not end it leaves its sums there; only a row's last part may be no multiple
-    of the step. For each output e the tile also prefetches row ``e & others`` from ``ahead`` on: 4, 2 or 1 in all.
-    Without that, a processor waits for weights as long as it computes with them.
+    of the step. With the vector from number i on, the tile prefetches, for each output e, the line of number ``i along
+    + (e & others) apart`` from ``ahead`` on: 4, 2 or 1 lines in all. Without that, a processor waits for weights as
+    long as it computes with them.
 
     w is of ``dtype``, x of its `Vectors.row_dtype`.
     """
@@ -42,7 +43,7 @@ class _Tile:
         starts_x = [code.at(self._row_kind, "%x", code.arithmetic("mul", "%pitch", row)) for row in range(self._rows)]
         starts_w = [code.at(self._kind, "%w", code.arithmetic("mul", "%stride", each)) for each in range(self._outputs)]
         further = [code.arithmetic("and", "%others", each) for each in range(self._outputs)]
-        starts_ahead = [code.at(self._kind, "%ahead", code.arithmetic("mul", "%stride", each)) for each in further]
+        starts_ahead = [code.at(self._kind, "%ahead", code.arithmetic("mul", "%apart", each)) for each in further]
         whole = code.arithmetic("and", "%length", -step)
         code.branch("%begins", "start", "go_on")
         code.start("go_on")
@@ -55,9 +56,10 @@ class _Tile:
         code.start("loop")
         code.value("phi i64 [ 0, %start ], [ %further, %loop ]", "%i")
         self._join("old", ("begun", "start"), ("sum", "loop"))
+        along = code.arithmetic("mul", "%i", "%along")
         for start in starts_ahead:
-            line = code.at(self._kind, start, "%i")
-            code.effect(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 3, i32 1)")
+            line = code.at(self._kind, start, along)
+            code.effect(f"call void @llvm.prefetch.p0(ptr {line}, i32 0, i32 2, i32 1)")
         self._add("old", "sum", starts_x, starts_w, "%i", None)
         code.value(f"add i64 %i, {step}", "%further")
         code.branch(code.value(f"icmp slt i64 %further, {whole}"), "loop", "rest")

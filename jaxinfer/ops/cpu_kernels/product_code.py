@@ -15,6 +15,8 @@ _PIECES_PER_THREAD = 4
 # in memory between two parts of rows.
 _BLOCK_BYTES, _BLOCK_BYTES_OF_PAIRS = 2**20, 2**14
 _BLOCK_OUTPUTS = 256
+# How far ahead weights are fetched, into the second-level cache. A half and twice as much are slower.
+_AHEAD_BYTES = 3 * 2**12
 # So few tiles of rows wait for memory all the time, and so pass over a few weights at a time.
 _FEW_TILES = 2
 # The bytes of a part of a row: a tile's parts of x and w take up to two thirds of a first-level cache.
@@ -101,8 +103,7 @@ def _dots(vectors: Vectors, dtype: str) -> str:
     """Return ``dots(x, w, y, rows, outputs, length, pitch, stride, width)``: tiles over all rows and outputs.
 
     A tile's rows of x stay in the first-level cache while it passes over a block of w, which stays in a cache for all
-    rows. Of long rows, a part at a time passes over the block. Where products take little time (pairs), each tile that
-    passes over a block fetches a part of the next one: if one tile fetched it all, memory would rest while others work.
+    rows. Of long rows, a part at a time passes over the block.
     """
     kind, row_kind, step = LLVM_TYPES[dtype], LLVM_TYPES[vectors.row_dtype(dtype)], vectors.step(dtype)
     most = vectors.rows
@@ -110,17 +111,17 @@ def _dots(vectors: Vectors, dtype: str) -> str:
     code = Code(f"internal void @dots({parameters}) #0")
     tiles = even_tiles(code, "%rows", most)
     is_few = code.value(f"icmp sle i64 {tiles.count}, {_FEW_TILES}")
-    shares = vectors.pairs(dtype)
-    numbers = (_BLOCK_BYTES_OF_PAIRS if shares else _BLOCK_BYTES) // SIZES[kind]
+    in_pairs = vectors.pairs(dtype)
+    numbers = (_BLOCK_BYTES_OF_PAIRS if in_pairs else _BLOCK_BYTES) // SIZES[kind]
     fitting = code.arithmetic("and", code.arithmetic("sdiv", numbers, "%length"), -OUTPUTS)
     block = code.larger(code.smaller(fitting, _BLOCK_OUTPUTS), OUTPUTS)
-    if not shares:
-        block = code.value(f"select i1 {is_few}, i64 {OUTPUTS}, i64 {block}")
+    block = code.value(f"select i1 {is_few}, i64 {OUTPUTS}, i64 {block}")
     is_one = code.value(f"icmp eq i64 {tiles.count}, 1")
     block = code.value(f"select i1 {is_one}, i64 %outputs, i64 {block}")
     parts = code.ceiling("%length", _PART_BYTES // SIZES[row_kind])
     parts = code.value(f"select i1 {is_few}, i64 1, i64 {parts}")
     part = code.arithmetic("mul", code.ceiling(code.ceiling("%length", parts), step), step)
+    fetched = _Fetched(code, kind, step, tiles.count, block, part, "true" if in_pairs else is_few)
     size = vectors.lanes * OUTPUTS * most
     # A block has tiles of one output for less than OUTPUTS ones.
     all_sums = code.arithmetic("mul", code.arithmetic("add", code.arithmetic("sdiv", block, OUTPUTS), OUTPUTS), size)
@@ -130,20 +131,9 @@ def _dots(vectors: Vectors, dtype: str) -> str:
         past = code.smaller(code.arithmetic("add", first, block), "%outputs")
         whole = code.arithmetic("and", code.arithmetic("sub", past, first), -OUTPUTS)
         past_whole = code.arithmetic("add", first, whole)
-        # Nobody has fetched the first block.
-        unfetched = code.value(f"zext i1 {code.value(f'icmp eq i64 {first}, 0')} to i64")
-        fetching = code.arithmetic("sub", tiles.count, unfetched)
-        are_many = [code.value(f"icmp sgt i64 {fetching}, {number}") for number in (1, 3)]
-        halvings = code.total([code.value(f"zext i1 {each} to i64") for each in are_many])
         with each_tile(code, tiles) as tile:
             row_x = code.at(row_kind, "%x", code.arithmetic("mul", tile.row, "%pitch"))
             row_y = code.at("float", "%y", code.arithmetic("mul", tile.row, "%width"))
-            turn = code.arithmetic("sub", tile.index, unfetched)
-            is_early = code.value(f"or i1 {is_one}, {code.value(f'icmp slt i64 {turn}, 0')}")
-            fetches_own = is_early if shares else "true"
-            begun = code.arithmetic("sub", code.arithmetic("mul", turn, block), first)
-            others = code.arithmetic("lshr", OUTPUTS - 1, halvings)
-            others = code.value(f"select i1 {fetches_own}, i64 {OUTPUTS - 1}, i64 {others}")
             chosen = {
                 outputs: chosen_tile(code, tile.count, most, partial("@dot_{}x{}".format, outputs))
                 for outputs in (OUTPUTS, 1)
@@ -159,13 +149,9 @@ def _dots(vectors: Vectors, dtype: str) -> str:
                     with code.repeated(f"each_{name}", start, end, outputs, ("ptr", place)) as each:
                         tile_w = code.at(kind, part_w, code.arithmetic("mul", each.index, "%stride"))
                         tile_y = code.at("float", row_y, each.index)
-                        done = code.arithmetic("ashr", code.arithmetic("add", begun, each.index), halvings)
-                        later = code.arithmetic("add", past, code.smaller(done, block))
-                        follows = code.arithmetic("add", each.index, outputs)
-                        later = code.value(f"select i1 {fetches_own}, i64 {follows}, i64 {later}")
-                        ahead = code.at(kind, part_w, code.arithmetic("mul", later, "%stride"))
+                        ahead = code.at(kind, part_w, fetched.place(tile.index, first, each.index, outputs))
                         pointers = f"ptr {part_x}, ptr {tile_w}, ptr {tile_y}, ptr {each.held}"
-                        ways = f"ptr {ahead}, i64 {others}, i1 {begins}, i1 {ends}"
+                        ways = f"ptr {ahead}, {fetched.way}, i1 {begins}, i1 {ends}"
                         code.effect(f"call void {chosen[outputs]}({pointers}, {integers}, {ways})")
                         each.left = code.at("float", each.held, size)
                     place = each.held
@@ -176,6 +162,47 @@ def _dots(vectors: Vectors, dtype: str) -> str:
     code.start("end")
     code.effect("ret void")
     return code.text()
+
+
+class _Fetched:
+    """What tiles fetch while they multiply.
+
+    Where rows of w lie one after the other, it is what comes some way ahead in memory, line by line: a processor reads
+    that up to half again as fast as four rows side by side. If the tiles of a block share it (``shares``), each
+    fetches a part: if the first one fetched it all, memory would rest while the others work. Elsewhere each tile
+    fetches the rows after its own.
+    """
+
+    def __init__(self, code: Code, kind: str, step: int, tiles: str, block: str, part: str, shares: str) -> None:
+        """Begin in ``code``, where as many ``tiles`` pass over each block, a ``part`` of the rows at a time."""
+        self._code, self._kind, self._block = code, kind, block
+        is_whole, is_dense = code.value(f"icmp sge i64 {part}, %length"), code.value("icmp eq i64 %stride, %length")
+        self._in_line = code.value(f"and i1 {is_whole}, {is_dense}")
+        self._shared = code.value(f"and i1 {self._in_line}, {shares}")
+        are_many = [code.value(f"icmp sgt i64 {tiles}, {number}") for number in (1, 3)]
+        halved = [code.value(f"and i1 {self._shared}, {each}") for each in are_many]
+        self._halvings = code.total([code.value(f"zext i1 {each} to i64") for each in halved])
+        others = code.arithmetic("lshr", OUTPUTS - 1, self._halvings)
+        apart = code.value(f"select i1 {self._in_line}, i64 {step}, i64 %stride")
+        along = code.value(f"select i1 {self._in_line}, i64 {code.arithmetic('add', others, 1)}, i64 1")
+        # As `dot_tile` takes them.
+        self.way = f"i64 {others}, i64 {apart}, i64 {along}"
+
+    def place(self, tile: str, first: str, output: str, outputs: int) -> str:
+        """Return how many numbers past ``%w`` the tile of ``outputs`` from ``output`` on begins to fetch.
+
+        It is number ``tile`` of those that pass over the block from ``first`` on.
+        """
+        code = self._code
+        turn = code.value(f"select i1 {self._shared}, i64 {tile}, i64 0")
+        passed = code.arithmetic(
+            "add", code.arithmetic("mul", turn, self._block), code.arithmetic("sub", output, first)
+        )
+        share = code.smaller(code.arithmetic("lshr", passed, self._halvings), self._block)
+        ahead = code.arithmetic("mul", code.arithmetic("add", first, share), "%stride")
+        ahead = code.arithmetic("add", ahead, _AHEAD_BYTES // SIZES[self._kind])
+        next_rows = code.arithmetic("mul", code.arithmetic("add", output, outputs), "%stride")
+        return code.value(f"select i1 {self._in_line}, i64 {ahead}, i64 {next_rows}")
 
 
 def _allocate(code: Code, needed: str, numbers: str) -> tuple[str, str]:

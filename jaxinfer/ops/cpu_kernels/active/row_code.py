@@ -67,7 +67,9 @@ def _piece(vectors: Vectors, dtype: str) -> str:
             function = chosen_tile(code, tile.count, most, "@dot_1x{}".format)
             pointers = f"ptr {tile_x}, ptr {own}, ptr {code.at('float', row_y, here)}, ptr null"
             numbers = ", ".join(f"i64 {number}" for number in (length, length, length, outputs))
-            code.effect(f"call void {function}({pointers}, {numbers}, ptr {next_own}, i64 0, i1 true, i1 true)")
+            code.effect(
+                f"call void {function}({pointers}, {numbers}, ptr {next_own}, i64 0, i64 0, i64 1, i1 true, i1 true)"
+            )
     code.effect(f"call void @free(ptr {listed})")
     code.effect("ret void")
     return "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n" + code.text()
