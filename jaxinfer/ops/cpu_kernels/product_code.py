@@ -198,9 +198,13 @@ class _Fetched:
         passed = code.arithmetic(
             "add", code.arithmetic("mul", turn, self._block), code.arithmetic("sub", output, first)
         )
-        share = code.smaller(code.arithmetic("lshr", passed, self._halvings), self._block)
+        share = code.arithmetic("lshr", passed, self._halvings)
         ahead = code.arithmetic("mul", code.arithmetic("add", first, share), "%stride")
         ahead = code.arithmetic("add", ahead, _AHEAD_BYTES // SIZES[self._kind])
+        # Once a block is fetched, its tiles ask for what they have: what is not near takes time even if it is there.
+        own = code.arithmetic("mul", output, "%stride")
+        is_fetched = code.value(f"icmp sge i64 {share}, {self._block}")
+        ahead = code.value(f"select i1 {is_fetched}, i64 {own}, i64 {ahead}")
         next_rows = code.arithmetic("mul", code.arithmetic("add", output, outputs), "%stride")
         return code.value(f"select i1 {self._in_line}, i64 {ahead}, i64 {next_rows}")
 
