@@ -1,4 +1,4 @@
-"""What grammars and pages add to a step, what sparse weights save, and what a product by panels takes:
+"""What grammars, pages and rows add to a step, what sparse weights save, and what a product by panels takes:
 ``python -m tests.bench.step_costs panels``.
 
 The default model in bfloat16, batches side by side that take turns, a few steps each. It prints the median time of a
@@ -103,6 +103,20 @@ def pages(num_tokens: int, rows: int, turns: int) -> None:
     report(f"{rows} rows of {num_tokens} tokens", times)
 
 
+def batches_of(rows: Sequence[int], dtype: str, turns: int) -> None:
+    """Batches of so many rows, with short texts."""
+    lm = jaxinfer.load(dtype=dtype)
+    batches = {
+        f"{count} rows": start(lm, "autoregressive", (PROMPTS * count)[:count], SamplingParams(ignore_eos=True))
+        for count in rows
+    }
+    times: dict[str, list[float]] = {name: [] for name in batches}
+    for _ in range(min(turns, (MOST - BEFORE) // STEPS)):
+        for name, batch in batches.items():
+            times[name].append(seconds(batch, STEPS))
+    report(dtype, times)
+
+
 def sparse(rows: int, turns: int) -> None:
     """Weights in bfloat16, all of them and half; which half makes no difference to a step."""
     times: dict[str, list[float]] = {}
@@ -154,12 +168,13 @@ def panels(weights: str, rows: int, turns: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["grammars", "pages", "sparse", "panels"])
+    parser.add_argument("what", choices=["grammars", "pages", "rows", "sparse", "panels"])
     parser.add_argument("--turns", type=int, default=14)
     parser.add_argument("--weights", default=FORMS[0], choices=FORMS, help="of panels (default: %(default)s)")
     parser.add_argument(
-        "--rows", type=int, nargs="+", default=[1, 2, 4, 8, 13], help="of panels (default: %(default)s)"
+        "--rows", type=int, nargs="+", default=[1, 2, 4, 8, 13], help="of rows and panels (default: %(default)s)"
     )
+    parser.add_argument("--dtype", default="bfloat16", help="of rows (default: %(default)s)")
     options = parser.parse_args()
     print("batch | kind | median of a step | ratio")
     if options.what == "grammars":
@@ -169,6 +184,8 @@ def main() -> None:
     elif options.what == "sparse":
         for rows in (1, 8):
             sparse(rows, options.turns)
+    elif options.what == "rows":
+        batches_of(options.rows, options.dtype, options.turns)
     elif options.what == "panels":
         for rows in options.rows:
             panels(options.weights, rows, options.turns)
