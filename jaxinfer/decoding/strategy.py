@@ -20,8 +20,8 @@ from jaxinfer.ops.backend import Backend
 from jaxinfer.parallel.partitioner import ONE_DEVICE, Partitioner
 from jaxinfer.sampling.params import SamplingParams
 
-# Where rows cost time. On two CPU cores a step of 8 nodes takes 1.2 to 1.4 times one of a single node, of 16 1.6 to
-# 1.8; the default model's heads, alone and summed with prompt lookup, gained less with 6, 10 and 16.
+# Where rows cost time. On two CPU cores a step of 8 nodes takes 1.1 to 1.4 times one of a single node, of 16 1.6 to
+# 1.9; the default model's heads, alone and summed with prompt lookup, gained less with 6, 10, 12 and 16.
 _FEW_NODES = 8
 
 

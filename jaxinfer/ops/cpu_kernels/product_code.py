@@ -17,6 +17,8 @@ _BLOCK_BYTES, _BLOCK_BYTES_OF_PAIRS = 2**20, 2**14
 _BLOCK_OUTPUTS = 256
 # How far ahead weights are fetched, into the second-level cache. A half and twice as much are slower.
 _AHEAD_BYTES = 3 * 2**12
+# Rows as long as this are read fastest side by side, each from pages of its own, if one tile passes over them.
+_LONG_BYTES = 2**14
 # So few tiles of rows wait for memory all the time, and so pass over a few weights at a time.
 _FEW_TILES = 2
 # The bytes of a part of a row: a tile's parts of x and w take up to two thirds of a first-level cache.
@@ -168,7 +170,7 @@ class _Fetched:
     """What tiles fetch while they multiply.
 
     Where rows of w lie one after the other, it is what comes some way ahead in memory, line by line: a processor reads
-    that up to half again as fast as four rows side by side. If the tiles of a block share it (``shares``), each
+    that up to twice as fast as four short rows side by side. If the tiles of a block share it (``shares``), each
     fetches a part: if the first one fetched it all, memory would rest while the others work. Elsewhere each tile
     fetches the rows after its own.
     """
@@ -177,7 +179,10 @@ class _Fetched:
         """Begin in ``code``, where as many ``tiles`` pass over each block, a ``part`` of the rows at a time."""
         self._code, self._kind, self._block = code, kind, block
         is_whole, is_dense = code.value(f"icmp sge i64 {part}, %length"), code.value("icmp eq i64 %stride, %length")
-        self._in_line = code.value(f"and i1 {is_whole}, {is_dense}")
+        are_several = code.value(f"icmp sgt i64 {tiles}, 1")
+        is_short = code.value(f"icmp slt i64 %length, {_LONG_BYTES // SIZES[kind]}")
+        fits = code.value(f"or i1 {is_short}, {are_several}")
+        self._in_line = code.value(f"and i1 {fits}, {code.value(f'and i1 {is_whole}, {is_dense}')}")
         self._shared = code.value(f"and i1 {self._in_line}, {shares}")
         are_many = [code.value(f"icmp sgt i64 {tiles}, {number}") for number in (1, 3)]
         halved = [code.value(f"and i1 {self._shared}, {each}") for each in are_many]
