@@ -1,7 +1,7 @@
 """What grammars, pages and rows add to a step, what sparse weights save, and what a product by panels takes:
 ``python -m tests.bench.step_costs panels``.
 
-The default model in bfloat16, batches side by side that take turns, a few steps each. It prints the median time of a
+The default model, in bfloat16 if not said, batches side by side that take turns, a few steps each. It prints the median time of a
 step and, for each batch, the median of its ratios to the first one's step of the same turn. ``panels`` does so with
 products of one matrix alone.
 """
@@ -174,7 +174,9 @@ def main() -> None:
     parser.add_argument(
         "--rows", type=int, nargs="+", default=[1, 2, 4, 8, 13], help="of rows and panels (default: %(default)s)"
     )
-    parser.add_argument("--dtype", default="bfloat16", help="of rows (default: %(default)s)")
+    parser.add_argument(
+        "--dtype", default="bfloat16", choices=["bfloat16", "float32"], help="of rows (default: %(default)s)"
+    )
     options = parser.parse_args()
     print("batch | kind | median of a step | ratio")
     if options.what == "grammars":
