@@ -1,9 +1,9 @@
 """What grammars, pages and rows add to a step, what sparse weights save, and what a product by panels takes:
 ``python -m tests.bench.step_costs panels``.
 
-The default model, in bfloat16 if not said, batches side by side that take turns, a few steps each. It prints the median time of a
-step and, for each batch, the median of its ratios to the first one's step of the same turn. ``panels`` does so with
-products of one matrix alone.
+The default model, in bfloat16 unless another dtype is named: batches side by side that take turns, a few steps each. It
+prints the median time of a step and, for each batch, the median of its ratios to the first one's step of the same turn.
+``panels`` does so with products of one matrix alone.
 """
 
 import argparse
